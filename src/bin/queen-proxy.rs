@@ -1,0 +1,117 @@
+//! The front door. See `queen-proxy --help`.
+
+use clap::{Args, Parser, Subcommand};
+use queen_proxy::{
+    config::{ConfigError, proxy::ProxyConfig, reserved, source},
+    control::migrate::migrate,
+    dev::{self, DevOptions},
+    domain::secret::Secret,
+    proxy, telemetry,
+};
+use std::{path::PathBuf, process::ExitCode};
+
+#[derive(Parser)]
+#[command(name = "queen-proxy", version, about = "Multi-tenant front door for Queen")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve tenants
+    Serve(ConfigFile),
+    /// Start PostgreSQL, a cell, the proxy and two demo tenants on this machine
+    Dev(DevArgs),
+    /// Bring the control plane's schema up to date and exit
+    Migrate(ConfigFile),
+    /// Print the effective configuration, secrets masked; fails when something is wrong
+    Check(ConfigFile),
+}
+
+#[derive(Args)]
+struct ConfigFile {
+    /// TOML file; environment variables win over it
+    #[arg(long)]
+    config: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct DevArgs {
+    /// Where the data lives between runs
+    #[arg(long, default_value = ".queen-dev")]
+    data: PathBuf,
+    /// Throw the data away at the end
+    #[arg(long)]
+    ephemeral: bool,
+    /// Use this server (postgres://user:password@host:port) in place of a private one
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
+    database_url: Option<String>,
+    /// The proxy's port
+    #[arg(long, default_value_t = 6711)]
+    port: u16,
+    /// The cell's port
+    #[arg(long, default_value_t = 6632)]
+    cell_port: u16,
+}
+
+fn main() -> ExitCode {
+    telemetry::log::start();
+    let outcome = match Cli::parse().command {
+        Command::Serve(file) => serve(&file),
+        Command::Dev(args) => run_dev(args),
+        Command::Migrate(file) => run_migrate(&file),
+        Command::Check(file) => check(&file),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("queen-proxy: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn load(file: &ConfigFile) -> Result<(ProxyConfig, Vec<source::Shown>), ConfigError> {
+    ProxyConfig::load(source::environment(), file.config.as_deref())
+}
+
+fn serve(file: &ConfigFile) -> Result<(), String> {
+    let (config, shown) = load(file).map_err(|error| error.to_string())?;
+    for name in reserved::set_in_vain(&shown) {
+        tracing::warn!(name, "this setting has no effect in this version");
+    }
+    proxy::serve(&config).map_err(|error| error.to_string())
+}
+
+fn run_dev(args: DevArgs) -> Result<(), String> {
+    let options = DevOptions {
+        folder: args.data,
+        ephemeral: args.ephemeral,
+        database_url: args.database_url.map(Secret::new),
+        port: args.port,
+        cell_port: args.cell_port,
+    };
+    dev::run(&options).map_err(|error| error.to_string())
+}
+
+fn run_migrate(file: &ConfigFile) -> Result<(), String> {
+    let (config, _) = load(file).map_err(|error| error.to_string())?;
+    let pxdb = config.pxdb.ok_or("PXDB_HOST: needed to migrate")?;
+    let runtime = tokio::runtime::Runtime::new().map_err(|error| error.to_string())?;
+    let applied = runtime.block_on(migrate(&pxdb)).map_err(|error| error.to_string())?;
+    match applied.as_slice() {
+        [] => println!("the schema is up to date"),
+        names => println!("applied: {}", names.join(", ")),
+    }
+    Ok(())
+}
+
+fn check(file: &ConfigFile) -> Result<(), String> {
+    let (_, shown) = load(file).map_err(|error| error.to_string())?;
+    print!("{}", source::print(&shown));
+    for name in reserved::set_in_vain(&shown) {
+        println!("# {name} has no effect in this version");
+    }
+    Ok(())
+}

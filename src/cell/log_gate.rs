@@ -1,0 +1,60 @@
+//! Keeps an outage from filling the log.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Least time between two lines.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Lets one line a second through and counts the others.
+#[derive(Debug, Default)]
+pub(super) struct LogGate(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    last: Option<Instant>,
+    hidden: u64,
+}
+
+impl LogGate {
+    /// Whether a line may be written now, and how many were not since the one before.
+    pub(super) fn pass(&self) -> Option<u64> {
+        self.pass_at(Instant::now())
+    }
+
+    fn pass_at(&self, now: Instant) -> Option<u64> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if state
+            .last
+            .is_some_and(|last| now.duration_since(last) < INTERVAL)
+        {
+            state.hidden += 1;
+            return None;
+        }
+        state.last = Some(now);
+        Some(std::mem::take(&mut state.hidden))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_a_second() {
+        let gate = LogGate::default();
+        let start = Instant::now();
+        for (millis, expected) in [
+            (0, Some(0)),
+            (1, None),
+            (999, None),
+            (1000, Some(2)),
+            (1500, None),
+            (9000, Some(1)),
+            (10_000, Some(0)),
+        ] {
+            let now = start + Duration::from_millis(millis);
+            assert_eq!(gate.pass_at(now), expected, "{millis} ms");
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! From a request to the text of an operation array (KV contract, sections 6.3 and 6.4).
+//!
+//! What an operation may hold is decided in SQL. Here only the shape of the request and the three limits
+//! that must be known before a connection is taken are looked at. Values stay the text they came as.
+
+use std::collections::HashMap;
+
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
+
+use super::config::CellConfig;
+use super::errors::KvError;
+use super::json::compact_len;
+
+/// Limits enforced before a connection is taken.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct EdgeLimits {
+    ops: usize,
+    keys: usize,
+    value_bytes: usize,
+}
+
+impl From<&CellConfig> for EdgeLimits {
+    fn from(config: &CellConfig) -> Self {
+        Self {
+            ops: config.kv_max_ops_per_call,
+            keys: config.kv_max_keys_per_call,
+            value_bytes: config.kv_max_value_bytes,
+        }
+    }
+}
+
+/// Members of an object by decoded name. Of a repeated name the last one stays, which is what jsonb does, so
+/// the checks here and those in SQL judge the same value.
+type Members<'a> = HashMap<String, &'a RawValue>;
+
+/// Operations of a call as JSON text, within the limits of the edge.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Call(String);
+
+impl Call {
+    /// The JSON array for SQL.
+    pub(super) fn into_text(self) -> String {
+        self.0
+    }
+}
+
+/// Reads the body of the batch route: an array, or an object with the array under `operations`.
+/// `None` means there is nothing to do.
+pub(super) fn batch(body: &[u8], limits: EdgeLimits) -> Result<Option<Call>, KvError> {
+    const SHAPE: KvError = KvError::bad(
+        "kv_bad_body",
+        "an array of operations, or an object with it under \"operations\"",
+    );
+    let body = parse(body)?;
+    let array = match body.get().as_bytes().first() {
+        Some(b'[') => body,
+        Some(b'{') => members(body)?.remove("operations").ok_or(SHAPE)?,
+        _ => return Err(SHAPE),
+    };
+    let operations: Vec<&RawValue> = serde_json::from_str(array.get()).map_err(|_| SHAPE)?;
+    if operations.is_empty() {
+        return Ok(None);
+    }
+    check(&operations, limits)?;
+    Ok(Some(Call(array.get().to_owned())))
+}
+
+/// One `get` of a path route.
+pub(super) fn get(namespace: &str, key: &str) -> Result<Call, KvError> {
+    single("get", namespace, key, &[])
+}
+
+/// One `put` of a path route. Members that are no option of a put are dropped, those that would contradict
+/// the path are refused.
+pub(super) fn put(
+    namespace: &str,
+    key: &str,
+    body: &[u8],
+    limits: EdgeLimits,
+) -> Result<Call, KvError> {
+    let members = options(parse(body)?)?;
+    let options = select(
+        &members,
+        &["value", "ttlSeconds", "forever", "expect", "required"],
+    );
+    if let Some(value) = members.get("value") {
+        check_value(value, limits)?;
+    }
+    single("put", namespace, key, &options)
+}
+
+/// One `delete` of a path route; no body and `null` mean no options.
+pub(super) fn delete(namespace: &str, key: &str, body: &[u8]) -> Result<Call, KvError> {
+    if body.trim_ascii().is_empty() {
+        return single("delete", namespace, key, &[]);
+    }
+    let body = parse(body)?;
+    if body.get() == "null" {
+        return single("delete", namespace, key, &[]);
+    }
+    let members = options(body)?;
+    single(
+        "delete",
+        namespace,
+        key,
+        &select(&members, &["expect", "required"]),
+    )
+}
+
+fn parse(body: &[u8]) -> Result<&RawValue, KvError> {
+    serde_json::from_slice(body).map_err(|_| KvError::bad("kv_bad_body", "the body is not JSON"))
+}
+
+fn members(object: &RawValue) -> Result<Members<'_>, KvError> {
+    serde_json::from_str(object.get()).map_err(|_| {
+        KvError::bad(
+            "kv_bad_body",
+            "an object was expected, or a member name cannot be read",
+        )
+    })
+}
+
+/// Members of the body of a path route, none of which may repeat what the path says.
+fn options(body: &RawValue) -> Result<Members<'_>, KvError> {
+    let members = members(body)?;
+    if ["op", "ns", "namespace", "key"]
+        .iter()
+        .any(|name| members.contains_key(*name))
+    {
+        return Err(KvError::bad(
+            "kv_field_in_path",
+            "op, ns, namespace and key come from the path alone",
+        ));
+    }
+    Ok(members)
+}
+
+fn select<'a>(members: &Members<'a>, names: &[&'static str]) -> Vec<(&'static str, &'a RawValue)> {
+    names
+        .iter()
+        .filter_map(|name| Some((*name, *members.get(*name)?)))
+        .collect()
+}
+
+fn single(
+    op: &str,
+    namespace: &str,
+    key: &str,
+    options: &[(&str, &RawValue)],
+) -> Result<Call, KvError> {
+    // Text always serialises; the error arm only spares a panic.
+    let quote = |text: &str| {
+        serde_json::to_string(text).map_err(|_| KvError::failed("kv_result_unreadable"))
+    };
+    let mut text = format!(
+        r#"[{{"op":"{op}","ns":{},"key":{}"#,
+        quote(namespace)?,
+        quote(key)?
+    );
+    for (name, value) in options {
+        text.extend([",\"", name, "\":", value.get()]);
+    }
+    text.push_str("}]");
+    Ok(Call(text))
+}
+
+/// The checks of section 6.4, in its order: operations, keys, size of each value.
+fn check(operations: &[&RawValue], limits: EdgeLimits) -> Result<(), KvError> {
+    if operations.len() > limits.ops {
+        let detail = format!("{} operations, at most {}", operations.len(), limits.ops);
+        return Err(KvError::Bad {
+            reason: "kv_too_many_ops".into(),
+            detail: Some(detail.into()),
+        });
+    }
+    let mut keys = 0;
+    let mut values = Vec::new();
+    for operation in operations {
+        // Anything but an object is refused by SQL, with its position.
+        if !operation.get().starts_with('{') {
+            continue;
+        }
+        let members = members(operation)?;
+        keys += key_count(&members);
+        values.extend(members.get("value").copied());
+    }
+    if keys > limits.keys {
+        let detail = format!("{keys} keys, at most {}", limits.keys);
+        return Err(KvError::Bad {
+            reason: "kv_too_many_keys".into(),
+            detail: Some(detail.into()),
+        });
+    }
+    values
+        .into_iter()
+        .try_for_each(|value| check_value(value, limits))
+}
+
+fn check_value(value: &RawValue, limits: EdgeLimits) -> Result<(), KvError> {
+    let size = compact_len(value.get());
+    if size > limits.value_bytes {
+        let detail = format!("{size} bytes, at most {}", limits.value_bytes);
+        return Err(KvError::TooLarge {
+            reason: "kv_value_too_large".into(),
+            detail: Some(detail),
+        });
+    }
+    Ok(())
+}
+
+/// How many keys an operation counts for (section 3.2).
+fn key_count(operation: &Members<'_>) -> usize {
+    let name: Option<String> = operation
+        .get("op")
+        .and_then(|raw| serde_json::from_str(raw.get()).ok());
+    match name.as_deref() {
+        Some("getMany") => operation
+            .get("keys")
+            .and_then(|raw| serde_json::from_str::<Vec<IgnoredAny>>(raw.get()).ok())
+            .map_or(0, |keys| keys.len()),
+        Some("getPrefix") => page_size(operation.get("limit").copied()),
+        _ => 1,
+    }
+}
+
+/// Page size of a `getPrefix` as SQL will see it: 1..1000, 100 when not given. What SQL refuses counts as
+/// not given. Doubles are exact enough, since only a whole number in the 32-bit range gets through there.
+fn page_size(limit: Option<&RawValue>) -> usize {
+    limit
+        .and_then(|raw| raw.get().parse::<f64>().ok())
+        .filter(|number| number.fract() == 0.0 && number.abs() <= 2_147_483_648.0)
+        .map_or(100, |number| {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "clamped to 1..=1000"
+            )]
+            let size = number.clamp(1.0, 1000.0) as usize;
+            size
+        })
+}
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;

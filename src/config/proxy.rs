@@ -1,0 +1,223 @@
+//! The proxy's settings (proxy contract §17; where we differ is said at the field).
+
+use super::source::{ConfigError, Shown, Source};
+use crate::domain::{secret::Secret, slug::Slug};
+use ipnet::IpNet;
+use std::{net::IpAddr, path::Path, time::Duration};
+use uuid::Uuid;
+
+/// Settings of `queen-proxy serve`.
+#[derive(Clone, Debug)]
+pub struct ProxyConfig {
+    /// Address and port of the tenant listener.
+    pub bind: (IpAddr, u16),
+    /// Worker threads of the gateway.
+    pub worker_threads: usize,
+    /// The control plane's database; none only together with [`Self::dev_cell`].
+    pub pxdb: Option<PxdbConfig>,
+    /// Whether plan caps refuse, or only count (D1).
+    pub enforce: bool,
+    /// Treat every request as a key with all scopes. For development.
+    pub dev_insecure: bool,
+    /// Serve one synthetic cluster from this cell for every host, without a control plane.
+    pub dev_cell: Option<DevCell>,
+    /// The cluster of hosts that name none.
+    pub default_cluster: Option<Slug>,
+    /// Whether `x-queen-tenant` is set upstream.
+    pub tenant_header: bool,
+    /// Bytes of a body that is read before it is forwarded.
+    pub max_body_bytes: usize,
+    /// Peers whose `X-Forwarded-*` count.
+    pub trusted_proxies: Vec<IpNet>,
+    /// Timeouts towards clients and cells.
+    pub timeouts: Timeouts,
+    /// The caches in front of the control plane.
+    pub cache: CacheConfig,
+    /// How often `last_used_at` of keys is written.
+    pub key_touch: Duration,
+}
+
+/// The control plane's PostgreSQL.
+#[derive(Clone, Debug)]
+pub struct PxdbConfig {
+    /// Host name or address, or the folder of a Unix socket.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+    /// Role.
+    pub user: String,
+    /// Its password.
+    pub password: Option<Secret>,
+    /// Database.
+    pub database: String,
+    /// Whether to use TLS.
+    pub ssl: bool,
+    /// Whether the server's certificate and name must be right.
+    pub ssl_verify: bool,
+    /// Root certificates (PEM) in place of the built-in ones.
+    pub ssl_root_cert: Option<String>,
+    /// Pooled connections; the listener's is one more.
+    pub pool_size: u32,
+    /// Longest wait for a connection and for an answer.
+    pub timeout: Duration,
+}
+
+/// The one cell of a proxy without a control plane.
+#[derive(Clone, Debug)]
+pub struct DevCell {
+    /// `base_url`.
+    pub url: String,
+    /// Its secret.
+    pub token: Option<Secret>,
+    /// `x-queen-tenant`.
+    pub tenant: Uuid,
+}
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Timeouts {
+    /// From the request to the cell's response headers, unless it is a long poll.
+    pub upstream: Duration,
+    /// To open a connection to the cell.
+    pub connect: Duration,
+    /// Longest wait a long poll may ask for.
+    pub longpoll_max: Duration,
+    /// Added to what a long poll asked for.
+    pub longpoll_margin: Duration,
+    /// Idle upstream connections are let go after this; cells close theirs after 8 s and more.
+    pub upstream_idle: Duration,
+    /// Idle client connections are closed after this.
+    pub keepalive: Duration,
+    /// Longest silence while a client sends its body.
+    pub client_read: Duration,
+    /// Longest wait for running requests at shutdown.
+    pub drain: Duration,
+}
+
+/// Bounds of the caches.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheConfig {
+    /// How long an entry counts as fresh.
+    pub ttl: Duration,
+    /// How long "there is no such thing" is remembered.
+    pub negative_ttl: Duration,
+    /// How long past its freshness an entry may serve while the database is silent; 0 is never.
+    pub stale_grace: Duration,
+    /// How long a request waits for a refresh when an older answer could serve it.
+    pub refresh_wait: Duration,
+    /// Entries per cache.
+    pub max_entries: usize,
+    /// Remembered absences per cache.
+    pub max_negatives: usize,
+}
+
+const PREFIX: &str = "QUEEN_PROXY_";
+/// 30 days: no timeout needs more, and sums stay far from overflow.
+const LONGEST_MS: u64 = 30 * 24 * 3600 * 1000;
+
+impl ProxyConfig {
+    /// Reads the settings and what `check` prints of them.
+    pub fn load(
+        environment: impl IntoIterator<Item = (String, String)>,
+        file: Option<&Path>,
+    ) -> Result<(Self, Vec<Shown>), ConfigError> {
+        let mut s = Source::new(PREFIX, environment, file);
+        let config = Self {
+            bind: bind(&mut s),
+            worker_threads: s.number("QUEEN_PROXY_WORKER_THREADS", cores(), 1..=1024),
+            pxdb: pxdb(&mut s),
+            enforce: s.flag("QUEEN_PROXY_ENFORCE", true),
+            dev_insecure: s.flag("QUEEN_PROXY_DEV_INSECURE", false),
+            dev_cell: dev_cell(&mut s),
+            default_cluster: s.parsed("QUEEN_PROXY_DEFAULT_CLUSTER", "a cluster slug", Slug::parse),
+            tenant_header: s.flag("QUEEN_PROXY_TENANT_HEADER", true),
+            max_body_bytes: s.number("QUEEN_PROXY_MAX_BODY_BYTES", 16 << 20, 1..=1 << 30),
+            trusted_proxies: s
+                .parsed("QUEEN_PROXY_TRUSTED_PROXIES", "a comma-separated list of addresses or CIDRs", networks)
+                .unwrap_or_default(),
+            timeouts: Timeouts {
+                upstream: millis(&mut s, "QUEEN_PROXY_UPSTREAM_TIMEOUT_MS", 35_000, 1),
+                connect: millis(&mut s, "QUEEN_PROXY_UPSTREAM_CONNECT_TIMEOUT_MS", 5_000, 1),
+                longpoll_max: millis(&mut s, "QUEEN_PROXY_LONGPOLL_MAX_MS", 90_000, 1),
+                longpoll_margin: millis(&mut s, "QUEEN_PROXY_LONGPOLL_MARGIN_MS", 10_000, 0),
+                upstream_idle: millis(&mut s, "QUEEN_PROXY_UPSTREAM_IDLE_MS", 4_000, 1),
+                keepalive: millis(&mut s, "QUEEN_PROXY_KEEPALIVE_MS", 75_000, 1_000),
+                client_read: millis(&mut s, "QUEEN_PROXY_CLIENT_READ_TIMEOUT_MS", 30_000, 1),
+                drain: millis(&mut s, "QUEEN_PROXY_SHUTDOWN_DRAIN_MS", 5_000, 0),
+            },
+            cache: CacheConfig {
+                ttl: millis(&mut s, "QUEEN_PROXY_CACHE_TTL_MS", 30_000, 1),
+                negative_ttl: millis(&mut s, "QUEEN_PROXY_NEGATIVE_TTL_MS", 5_000, 0),
+                stale_grace: millis(&mut s, "QUEEN_PROXY_STALE_GRACE_MS", 600_000, 0),
+                refresh_wait: millis(&mut s, "QUEEN_PROXY_REFRESH_WAIT_MS", 250, 0),
+                max_entries: s.number("QUEEN_PROXY_CACHE_MAX_ENTRIES", 200_000, 1..=100_000_000),
+                max_negatives: s.number("QUEEN_PROXY_NEGATIVE_MAX_ENTRIES", 10_000, 0..=10_000_000),
+            },
+            key_touch: millis(&mut s, "QUEEN_PROXY_KEY_TOUCH_MS", 10_000, 1_000),
+        };
+        if config.pxdb.is_none() && config.dev_cell.is_none() {
+            s.refuse("PXDB_HOST: needed, unless QUEEN_PROXY_DEV_CELL_URL names the one cell to serve");
+        }
+        super::reserved::read(&mut s);
+        super::logging(&mut s);
+        Ok((config, s.finish()?))
+    }
+}
+
+fn bind(s: &mut Source) -> (IpAddr, u16) {
+    let port = s.number("QUEEN_PROXY_PORT", 6711, 1..=u16::MAX);
+    let text = s.text("QUEEN_PROXY_BIND_ADDR", "0.0.0.0", false);
+    let address = text.parse().unwrap_or_else(|_| {
+        s.refuse("QUEEN_PROXY_BIND_ADDR: must be an IP address without a port");
+        IpAddr::from([0, 0, 0, 0])
+    });
+    (address, port)
+}
+
+fn pxdb(s: &mut Source) -> Option<PxdbConfig> {
+    let host = s.optional("PXDB_HOST");
+    let config = PxdbConfig {
+        host: host.clone().unwrap_or_default(),
+        port: s.number("PXDB_PORT", 5432, 1..=u16::MAX),
+        user: s.text("PXDB_USER", "postgres", false),
+        password: s.secret("PXDB_PASSWORD", "PXDB_PASSWORD_FILE"),
+        database: s.text("PXDB_DB", "queen_proxy", false),
+        ssl: s.flag("PXDB_USE_SSL", false),
+        ssl_verify: s.flag("PXDB_SSL_REJECT_UNAUTHORIZED", true),
+        ssl_root_cert: s.parsed("PXDB_SSL_ROOT_CERT", "certificates in PEM form (the content, not a path)", |pem| {
+            pem.contains("-----BEGIN CERTIFICATE-----").then(|| pem.to_owned())
+        }),
+        pool_size: s.number("PXDB_POOL_SIZE", 16, 2..=1_000),
+        timeout: millis(s, "PXDB_TIMEOUT_MS", 5_000, 100),
+    };
+    host.map(|_| config)
+}
+
+fn dev_cell(s: &mut Source) -> Option<DevCell> {
+    let url = s.parsed("QUEEN_PROXY_DEV_CELL_URL", "an http:// URL", |url| {
+        url.starts_with("http://").then(|| url.to_owned())
+    });
+    let token = s.secret("QUEEN_PROXY_DEV_CELL_TOKEN", "QUEEN_PROXY_DEV_CELL_TOKEN_FILE");
+    let tenant = s
+        .parsed("QUEEN_PROXY_DEV_TENANT", "a UUID", |text| Uuid::parse_str(text).ok())
+        // The tenant that the cell falls back to as well.
+        .unwrap_or(Uuid::from_u128(1));
+    url.map(|url| DevCell { url, token, tenant })
+}
+
+fn networks(list: &str) -> Option<Vec<IpNet>> {
+    list.split(',')
+        .map(str::trim)
+        .filter(|entry| !entry.is_empty())
+        .map(|entry| entry.parse().ok().or_else(|| entry.parse::<IpAddr>().ok().map(IpNet::from)))
+        .collect()
+}
+
+fn millis(s: &mut Source, name: &'static str, default: u64, least: u64) -> Duration {
+    Duration::from_millis(s.number(name, default, least..=LONGEST_MS))
+}
+
+/// What the machine, or the container's CPU quota, gives us.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}

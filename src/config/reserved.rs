@@ -1,0 +1,88 @@
+//! Settings of the contract whose part of the product is not there yet. They are read and checked,
+//! so that a configuration written today stays valid, and setting one says that it does nothing.
+
+use super::source::{Origin, Shown, Source};
+
+const FLAGS: [(&str, bool); 4] = [
+    ("QUEEN_PROXY_OPERATOR_ENABLED", false),
+    ("QUEEN_PROXY_AUTH_HOST", false),
+    ("QUEEN_PROXY_AUTOPROVISION", false),
+    ("QUEEN_PROXY_REVOCATION_STRICT", false),
+];
+
+const NUMBERS: [(&str, u64); 11] = [
+    ("QUEEN_PROXY_MAX_BATCH_ITEMS", 10_000),
+    ("QUEEN_PROXY_JWT_TTL_S", 86_400),
+    ("QUEEN_PROXY_REVOCATION_SWEEP_MS", 3_600_000),
+    ("QUEEN_PROXY_RECONCILE_MS", 60_000),
+    ("QUEEN_PROXY_REGISTRY_PERSIST_MS", 1_000),
+    ("QUEEN_PROXY_STORAGE_REFRESH_MS", 10_000),
+    ("QUEEN_PROXY_CELL_MAX_PARKED", 5_000),
+    ("QUEEN_PROXY_METER_FLUSH_MS", 15_000),
+    ("QUEEN_PROXY_ROLLUP_MS", 3_600_000),
+    ("QUEEN_PROXY_USAGE_KEEP_DAYS", 90),
+    ("QUEEN_PROXY_QUOTA_WARN_PERCENT", 80),
+];
+
+const TEXTS: [(&str, &str); 13] = [
+    ("QUEEN_PROXY_JWT_ISS", "queen-proxy"),
+    ("QUEEN_PROXY_JWT_ED25519_PUB_PEM", ""),
+    ("QUEEN_PROXY_JWT_AUD", ""),
+    ("QUEEN_PROXY_COOKIE_NAME", "queen_session"),
+    ("QUEEN_PROXY_COOKIE_DOMAIN", ""),
+    ("QUEEN_PROXY_PUBLIC_URL", ""),
+    ("QUEEN_PROXY_AUTH_PORTAL_URL", ""),
+    ("QUEEN_PROXY_AUTH_PORTAL_LABEL", "Continue to the control plane"),
+    ("QUEEN_PROXY_AUTOPROVISION_TENANT", ""),
+    ("QUEEN_PROXY_DEFAULT_ROLE", "viewer"),
+    ("GOOGLE_CLIENT_ID", ""),
+    ("GOOGLE_ALLOWED_DOMAINS", ""),
+    ("GITHUB_CLIENT_ID", ""),
+];
+
+const SECRETS: [(&str, &str); 5] = [
+    ("QUEEN_PROXY_JWT_SECRET", "QUEEN_PROXY_JWT_SECRET_FILE"),
+    ("QUEEN_PROXY_JWT_ED25519_PEM", "QUEEN_PROXY_JWT_ED25519_PEM_FILE"),
+    ("QUEEN_PROXY_OAUTH_STATE_SECRET", "QUEEN_PROXY_OAUTH_STATE_SECRET_FILE"),
+    ("GOOGLE_CLIENT_SECRET", "GOOGLE_CLIENT_SECRET_FILE"),
+    ("GITHUB_CLIENT_SECRET", "GITHUB_CLIENT_SECRET_FILE"),
+];
+
+/// Settings that would make the proxy less safe when ignored: setting one stops the start.
+const REFUSED: [&str; 3] =
+    ["QUEEN_PROXY_SHARED_HOSTS", "QUEEN_PROXY_TLS_CERT", "QUEEN_PROXY_TLS_KEY"];
+
+pub(super) fn read(s: &mut Source) {
+    for (name, default) in FLAGS {
+        s.flag(name, default);
+    }
+    for (name, default) in NUMBERS {
+        s.number(name, default, 0..=u64::MAX);
+    }
+    for (name, default) in TEXTS {
+        s.text(name, default, true);
+    }
+    for (name, file_name) in SECRETS {
+        s.secret(name, file_name);
+    }
+    s.text("QUEEN_PROXY_SPOOL_DIR", "./queen-proxy-spool", false);
+    for name in REFUSED {
+        if s.optional(name).is_some() {
+            s.refuse(format!("{name}: not in this version yet; unset it"));
+        }
+    }
+}
+
+/// Whether a setting does nothing in this version.
+fn is_reserved(name: &str) -> bool {
+    FLAGS.iter().any(|(n, _)| *n == name)
+        || NUMBERS.iter().any(|(n, _)| *n == name)
+        || TEXTS.iter().any(|(n, _)| *n == name)
+        || SECRETS.iter().any(|(n, _)| *n == name)
+        || name == "QUEEN_PROXY_SPOOL_DIR"
+}
+
+/// The settings somebody made that do nothing.
+pub fn set_in_vain(shown: &[Shown]) -> impl Iterator<Item = &'static str> {
+    shown.iter().filter(|line| line.origin != Origin::Default && is_reserved(line.name)).map(|line| line.name)
+}

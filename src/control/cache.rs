@@ -1,0 +1,389 @@
+//! The cache between the data plane and the control plane's database (D6, proxy contract §7).
+//!
+//! - A fresh entry is served without waiting. An expired one waits, bounded, for the one shared
+//!   refresh, and serves only when the database is silent, up to the grace.
+//! - Only an answer "there is no such thing" denies and is remembered, for a short time and in a
+//!   bounded number. Silence is never remembered as absence.
+//! - An answer that was asked for before an invalidation is thrown away and asked for again.
+//! - One load at a time per key, in a task of its own: a request that goes away cancels nothing.
+
+use super::versions::Versions;
+use crate::{config::proxy::CacheConfig, domain::{ids::ClusterId, lookup::Lookup}};
+use dashmap::{DashMap, mapref::entry::Entry};
+use std::{
+    collections::HashSet,
+    future::Future,
+    hash::Hash,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tokio::{
+    runtime::Handle,
+    sync::{Semaphore, watch},
+    time::{Instant, timeout},
+};
+
+/// What can be cached: it belongs to one cluster, whose invalidation drops it.
+pub trait Cached: Send + Sync + 'static {
+    /// That cluster.
+    fn cluster(&self) -> ClusterId;
+}
+
+/// A key: cheap to copy, because it is in the map, in the index and in the task that loads it.
+pub trait Key: Copy + Eq + Hash + Send + Sync + 'static {}
+impl<T: Copy + Eq + Hash + Send + Sync + 'static> Key for T {}
+
+type Loading<V> = Pin<Box<dyn Future<Output = Lookup<V>> + Send>>;
+
+/// After silence, how long the database is left alone where an older answer can serve.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// How often an answer that was overtaken by an invalidation is asked for again.
+const MAX_RELOADS: usize = 4;
+
+/// Counters since the start, for metrics and tests.
+#[derive(Debug, Default)]
+pub struct CacheStats {
+    /// Look-ups asked of the database.
+    pub loads: AtomicU64,
+    /// Answers served past their freshness because the database was silent.
+    pub stale: AtomicU64,
+    /// Answers thrown away because of an invalidation.
+    pub overtaken: AtomicU64,
+}
+
+/// See the module.
+pub struct Cache<K, V>(Arc<Inner<K, V>>);
+
+impl<K, V> Clone for Cache<K, V> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+struct Inner<K, V> {
+    name: &'static str,
+    config: CacheConfig,
+    load_limit: Duration,
+    load: Box<dyn Fn(K) -> Loading<V> + Send + Sync>,
+    runtime: Handle,
+    present: DashMap<K, Present<V>>,
+    by_cluster: DashMap<ClusterId, HashSet<K>>,
+    absent: DashMap<K, Instant>,
+    flights: DashMap<K, watch::Receiver<Option<Lookup<V>>>>,
+    versions: Versions,
+    /// Loads of keys never seen before wait here, so that a flood of them cannot take every
+    /// connection from the refreshes of known tenants.
+    cold: Semaphore,
+    silence: Silence,
+    stats: CacheStats,
+}
+
+struct Present<V> {
+    value: Arc<V>,
+    fresh_until: Instant,
+    servable_until: Instant,
+    version: u64,
+}
+
+impl<K: Key, V: Cached> Cache<K, V> {
+    /// A cache that asks `load`, in tasks on `runtime`, each at most `load_limit` long, at most
+    /// `cold_loads` of them at once for keys it has not seen.
+    pub fn new(
+        name: &'static str,
+        config: CacheConfig,
+        load_limit: Duration,
+        cold_loads: usize,
+        runtime: Handle,
+        load: impl Fn(K) -> Loading<V> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            name,
+            config,
+            load_limit,
+            load: Box::new(load),
+            runtime,
+            present: DashMap::new(),
+            by_cluster: DashMap::new(),
+            absent: DashMap::new(),
+            flights: DashMap::new(),
+            versions: Versions::default(),
+            cold: Semaphore::new(cold_loads),
+            silence: Silence::default(),
+            stats: CacheStats::default(),
+        }))
+    }
+
+    /// The newest answer that may be used for `key`.
+    pub async fn get(&self, key: K) -> Lookup<V> {
+        if let Some(answer) = self.0.remembered(&key) {
+            return answer;
+        }
+        let older = self.0.servable(&key);
+        let Some(older) = older else {
+            return self.0.shared_load(key, true).await;
+        };
+        if !self.0.silence.may_ask() {
+            return self.0.serve_stale(older);
+        }
+        match timeout(self.0.config.refresh_wait, self.0.shared_load(key, false)).await {
+            Ok(Lookup::Unavailable) => self.0.serve_stale(older),
+            Ok(answer) => answer,
+            Err(_) => {
+                self.0.silence.begin();
+                self.0.serve_stale(older)
+            }
+        }
+    }
+
+    /// Drops what is known of a cluster, and every remembered absence: the change may be what
+    /// brought the absent thing into being.
+    pub fn invalidate(&self, cluster: ClusterId) {
+        self.0.versions.invalidate(cluster);
+        if let Some((_, keys)) = self.0.by_cluster.remove(&cluster) {
+            for key in keys {
+                self.0.present.remove_if(&key, |_, entry| entry.value.cluster() == cluster);
+            }
+        }
+        self.0.absent.clear();
+    }
+
+    /// Makes every entry ask the database again before it serves; entries still bridge silence.
+    pub fn expire_all(&self) {
+        self.0.versions.expire_all();
+        self.0.absent.clear();
+    }
+
+    /// Lets go of what can no longer serve. Called every few seconds from a background task.
+    pub fn sweep(&self) {
+        let now = Instant::now();
+        let mut gone = Vec::new();
+        self.0.present.retain(|key, entry| {
+            let keep = entry.servable_until > now;
+            if !keep {
+                gone.push((entry.value.cluster(), *key));
+            }
+            keep
+        });
+        for (cluster, key) in gone {
+            self.0.forget_index(cluster, &key);
+        }
+        self.0.absent.retain(|_, until| *until > now);
+        self.0.versions.sweep();
+    }
+
+    /// Counters since the start.
+    pub fn stats(&self) -> &CacheStats {
+        &self.0.stats
+    }
+
+    /// Entries and remembered absences.
+    pub fn len(&self) -> (usize, usize) {
+        (self.0.present.len(), self.0.absent.len())
+    }
+}
+
+impl<K: Key, V: Cached> Inner<K, V> {
+    /// A fresh answer, present or absent.
+    fn remembered(&self, key: &K) -> Option<Lookup<V>> {
+        let now = Instant::now();
+        if let Some(entry) = self.present.get(key) {
+            let fresh = now < entry.fresh_until && !self.versions.expired_since(entry.version);
+            return fresh.then(|| Lookup::Found(Arc::clone(&entry.value)));
+        }
+        let until = *self.absent.get(key)?;
+        (now < until).then_some(Lookup::Absent)
+    }
+
+    fn servable(&self, key: &K) -> Option<Arc<V>> {
+        let entry = self.present.get(key)?;
+        (Instant::now() < entry.servable_until).then(|| Arc::clone(&entry.value))
+    }
+
+    fn serve_stale(&self, value: Arc<V>) -> Lookup<V> {
+        self.stats.stale.fetch_add(1, Ordering::Relaxed);
+        if self.silence.should_warn() {
+            tracing::warn!(cache = self.name, "the control plane's database is silent: serving what was last known");
+        }
+        Lookup::Found(value)
+    }
+
+    /// Joins the load of this key, or starts it.
+    async fn shared_load(self: &Arc<Self>, key: K, cold: bool) -> Lookup<V> {
+        let mut flight = match self.flights.entry(key) {
+            Entry::Occupied(running) => running.get().clone(),
+            Entry::Vacant(free) => {
+                // The load may have ended between our look and this lock.
+                if let Some(answer) = self.remembered(&key) {
+                    return answer;
+                }
+                let (answer, flight) = watch::channel(None);
+                free.insert(flight.clone());
+                let landing = Landing { cache: Arc::clone(self), key };
+                self.runtime.spawn(async move {
+                    let loaded = landing.cache.load_and_store(key, cold).await;
+                    drop(landing);
+                    answer.send_replace(Some(loaded));
+                });
+                flight
+            }
+        };
+        // The sender goes away without an answer only when the load panicked.
+        let answer = flight.wait_for(Option::is_some).await;
+        answer.ok().and_then(|answer| answer.clone()).unwrap_or(Lookup::Unavailable)
+    }
+
+    async fn load_and_store(&self, key: K, cold: bool) -> Lookup<V> {
+        let whole = async {
+            let _permit = if cold { self.cold.acquire().await.ok() } else { None };
+            for _ in 0..MAX_RELOADS {
+                let version = self.versions.now();
+                self.stats.loads.fetch_add(1, Ordering::Relaxed);
+                let answer = (self.load)(key).await;
+                if self.store(key, &answer, version) {
+                    return answer;
+                }
+                self.stats.overtaken.fetch_add(1, Ordering::Relaxed);
+            }
+            // Invalidations come faster than answers: true for this request, not to be kept.
+            self.stats.loads.fetch_add(1, Ordering::Relaxed);
+            (self.load)(key).await
+        };
+        let answer = timeout(self.load_limit, whole).await.unwrap_or(Lookup::Unavailable);
+        match answer {
+            Lookup::Unavailable => self.silence.begin(),
+            _ => self.silence.end(),
+        }
+        answer
+    }
+
+    /// Keeps an answer; false when an invalidation overtook it. The check comes after the insert:
+    /// an invalidation that this check misses has not removed entries yet, and will find ours.
+    fn store(&self, key: K, answer: &Lookup<V>, version: u64) -> bool {
+        match answer {
+            Lookup::Found(value) => {
+                let cluster = value.cluster();
+                if self.present.contains_key(&key) || self.present.len() < self.config.max_entries {
+                    let fresh_until = Instant::now() + self.config.ttl;
+                    self.by_cluster.entry(cluster).or_default().insert(key);
+                    self.present.insert(key, Present {
+                        value: Arc::clone(value),
+                        fresh_until,
+                        servable_until: fresh_until + self.config.stale_grace,
+                        version,
+                    });
+                }
+                self.absent.remove(&key);
+                let overtaken = self.versions.changed_since(cluster, version);
+                if overtaken {
+                    self.forget(&key);
+                }
+                !overtaken
+            }
+            Lookup::Absent => {
+                self.forget(&key);
+                self.remember_absence(key);
+                let overtaken = self.versions.anything_since(version);
+                if overtaken {
+                    self.absent.remove(&key);
+                }
+                !overtaken
+            }
+            Lookup::Unavailable => true,
+        }
+    }
+
+    /// Beyond the cap an absence is not remembered: the answer stands, the memory stays bounded.
+    fn remember_absence(&self, key: K) {
+        let now = Instant::now();
+        if self.absent.len() >= self.config.max_negatives {
+            self.absent.retain(|_, until| *until > now);
+        }
+        if self.absent.len() < self.config.max_negatives {
+            self.absent.insert(key, now + self.config.negative_ttl);
+        }
+    }
+
+    fn forget(&self, key: &K) {
+        if let Some((_, entry)) = self.present.remove(key) {
+            self.forget_index(entry.value.cluster(), key);
+        }
+    }
+
+    fn forget_index(&self, cluster: ClusterId, key: &K) {
+        if let Entry::Occupied(mut keys) = self.by_cluster.entry(cluster) {
+            keys.get_mut().remove(key);
+            if keys.get().is_empty() {
+                keys.remove();
+            }
+        }
+    }
+}
+
+/// Ends a flight, also when its load panics.
+struct Landing<K: Key, V: Cached> {
+    cache: Arc<Inner<K, V>>,
+    key: K,
+}
+
+impl<K: Key, V: Cached> Drop for Landing<K, V> {
+    fn drop(&mut self) {
+        self.cache.flights.remove(&self.key);
+    }
+}
+
+/// Whether the database is silent, and who may try whether it still is.
+struct Silence {
+    silent: AtomicBool,
+    started: Instant,
+    ask_again_ms: AtomicU64,
+    warn_again_ms: AtomicU64,
+}
+
+impl Default for Silence {
+    fn default() -> Self {
+        Self {
+            silent: AtomicBool::new(false),
+            started: Instant::now(),
+            ask_again_ms: AtomicU64::new(0),
+            warn_again_ms: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Silence {
+    fn begin(&self) {
+        self.silent.store(true, Ordering::Release);
+        self.ask_again_ms.store(self.in_ms(RETRY_AFTER), Ordering::Release);
+    }
+
+    fn end(&self) {
+        self.silent.store(false, Ordering::Release);
+    }
+
+    /// True while the database answers; in silence true once a second, for one caller.
+    fn may_ask(&self) -> bool {
+        !self.silent.load(Ordering::Acquire) || self.turn(&self.ask_again_ms, RETRY_AFTER)
+    }
+
+    fn should_warn(&self) -> bool {
+        self.turn(&self.warn_again_ms, Duration::from_secs(10))
+    }
+
+    fn turn(&self, next_ms: &AtomicU64, every: Duration) -> bool {
+        let next = next_ms.load(Ordering::Acquire);
+        self.in_ms(Duration::ZERO) >= next
+            && next_ms.compare_exchange(next, self.in_ms(every), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    fn in_ms(&self, delay: Duration) -> u64 {
+        u64::try_from((self.started.elapsed() + delay).as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+#[path = "cache_tests.rs"]
+mod tests;

@@ -1,0 +1,170 @@
+//! The proxy's queries on schema `queen_proxy`. Each is one statement with a bounded wait.
+
+use super::snapshot::{self, ClusterRow};
+use crate::{
+    config::proxy::PxdbConfig,
+    domain::{
+        cluster::ApiKey,
+        ids::{ClusterId, KeyId},
+        scopes::Scopes,
+        slug::Slug,
+    },
+};
+use sqlx::{
+    Postgres, Row,
+    pool::PoolConnection,
+    postgres::{PgConnectOptions, PgPool, PgPoolOptions, PgSslMode},
+};
+use std::{fmt, future::Future, time::Duration};
+use tokio::time::timeout;
+use uuid::Uuid;
+
+/// Why the database gave no answer. The text is for the log: it names no host, role or value.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// It did not answer in time.
+    #[error("no answer from the control plane's database within {0:?}")]
+    Silent(Duration),
+    /// It, or the way to it, failed.
+    #[error("the control plane's database failed: {0}")]
+    Failed(Cause),
+    /// It answered with something that cannot be right.
+    #[error("the control plane holds a malformed row: {0}")]
+    Malformed(&'static str),
+}
+
+/// What is safe to log of a driver's error: an SQLSTATE, or the kind. Its own text may quote values.
+#[derive(Debug)]
+pub struct Cause(String);
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<sqlx::Error> for StoreError {
+    fn from(error: sqlx::Error) -> Self {
+        let cause = match &error {
+            sqlx::Error::Database(database) => {
+                format!("SQLSTATE {}", database.code().unwrap_or_default())
+            }
+            sqlx::Error::Io(io) => format!("input/output: {}", io.kind()),
+            sqlx::Error::PoolTimedOut => "no free connection in the pool in time".to_owned(),
+            sqlx::Error::Tls(_) => "TLS".to_owned(),
+            sqlx::Error::Protocol(_) => "protocol".to_owned(),
+            sqlx::Error::ColumnDecode { index, .. } => format!("column {index} does not decode"),
+            _ => "driver".to_owned(),
+        };
+        Self::Failed(Cause(cause))
+    }
+}
+
+/// A pool of connections to pxdb and the queries on it.
+#[derive(Clone, Debug)]
+pub struct Store {
+    pool: PgPool,
+    limit: Duration,
+}
+
+/// How to reach pxdb, under a name that shows in `pg_stat_activity`.
+pub fn connect_options(config: &PxdbConfig, application: &str) -> PgConnectOptions {
+    let ssl = match (config.ssl, config.ssl_verify) {
+        (false, _) => PgSslMode::Disable,
+        (true, false) => PgSslMode::Require,
+        (true, true) => PgSslMode::VerifyFull,
+    };
+    let mut options = PgConnectOptions::new_without_pgpass()
+        .host(&config.host)
+        .port(config.port)
+        .username(&config.user)
+        .database(&config.database)
+        .ssl_mode(ssl)
+        .application_name(application)
+        .options([("statement_timeout", config.timeout.as_millis().to_string())]);
+    if let Some(password) = &config.password {
+        options = options.password(password.expose());
+    }
+    if let Some(pem) = &config.ssl_root_cert {
+        options = options.ssl_root_cert_from_pem(pem.clone().into_bytes());
+    }
+    options
+}
+
+impl Store {
+    /// A pool that opens connections when they are needed. Must be called inside the runtime that
+    /// lives as long as the process.
+    pub fn new(config: &PxdbConfig) -> Self {
+        let pool = PgPoolOptions::new()
+            .max_connections(config.pool_size)
+            .acquire_timeout(config.timeout)
+            .connect_lazy_with(connect_options(config, "queen-proxy"));
+        Self { pool, limit: config.timeout }
+    }
+
+    /// The cluster with this slug, as it stands in the tables.
+    pub async fn cluster(&self, slug: Slug) -> Result<Option<ClusterRow>, StoreError> {
+        let row = self
+            .ask(async |connection| {
+                sqlx::query(include_str!("sql/cluster_by_slug.sql"))
+                    .bind(slug.as_str())
+                    .fetch_optional(&mut **connection)
+                    .await
+            })
+            .await?;
+        row.map(|row| snapshot::decode(slug, &row)).transpose()
+    }
+
+    /// The unrevoked key with this digest.
+    pub async fn key(&self, digest: &[u8; 32]) -> Result<Option<ApiKey>, StoreError> {
+        let row = self
+            .ask(async |connection| {
+                sqlx::query(include_str!("sql/key_by_hash.sql"))
+                    .bind(hex::encode(digest))
+                    .fetch_optional(&mut **connection)
+                    .await
+            })
+            .await?;
+        let Some(row) = row else { return Ok(None) };
+        let scopes: Vec<String> = row.try_get("scopes")?;
+        Ok(Some(ApiKey {
+            id: KeyId(row.try_get("id")?),
+            cluster: ClusterId(row.try_get("cluster_id")?),
+            scopes: Scopes::from_words(scopes.iter().map(String::as_str)),
+        }))
+    }
+
+    /// Marks these keys as used now.
+    pub async fn touch_keys(&self, keys: &[KeyId]) -> Result<(), StoreError> {
+        let ids: Vec<Uuid> = keys.iter().map(|key| key.0).collect();
+        self.ask(async |connection| {
+            sqlx::query(include_str!("sql/touch_keys.sql")).bind(&ids).execute(&mut **connection).await
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Runs one statement. A connection that did not answer in time is closed, not given back: it
+    /// may hang for as long as the network keeps it.
+    async fn ask<T>(
+        &self,
+        statement: impl AsyncFnOnce(&mut PoolConnection<Postgres>) -> Result<T, sqlx::Error>,
+    ) -> Result<T, StoreError> {
+        let mut connection = within(self.limit, self.pool.acquire()).await?;
+        let answer = within(self.limit, statement(&mut connection)).await;
+        if matches!(answer, Err(StoreError::Silent(_))) {
+            connection.close_on_drop();
+        }
+        answer
+    }
+}
+
+pub(super) async fn within<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, StoreError> {
+    match timeout(limit, work).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => Err(StoreError::Silent(limit)),
+    }
+}

@@ -1,0 +1,69 @@
+//! Writing our own answers, so that the client's connection can go on where that is safe.
+
+use super::refusal::Refusal;
+use crate::domain::ids::RequestId;
+use bytes::Bytes;
+use pingora::{Result, http::ResponseHeader, prelude::Session};
+use std::time::Duration;
+use tokio::time::{Instant, timeout_at};
+
+/// A refused body is read to its end only within these, so that the next request on the
+/// connection starts where it should; beyond them the connection ends.
+const DRAIN_BYTES: usize = 1 << 20;
+const DRAIN_TIME: Duration = Duration::from_secs(2);
+
+/// A JSON answer.
+pub(super) struct Answer {
+    pub status: u16,
+    pub body: Bytes,
+    pub allow: Option<&'static str>,
+}
+
+/// Writes an answer with type, length and request id, then reads what is left of the request.
+pub(super) async fn write(session: &mut Session, id: RequestId, answer: Answer) -> Result<()> {
+    // A client that waits for "100 Continue" does not send its body now, and the next request
+    // would be taken for it.
+    let expects = session.req_header().headers.contains_key("expect");
+    let unread = !session.as_downstream_mut().is_body_done();
+    if unread && expects {
+        session.set_keepalive(None);
+    } else {
+        session.as_downstream_mut().set_close_on_response_before_downstream_finish(false);
+    }
+    let mut head = ResponseHeader::build(answer.status, Some(5))?;
+    head.insert_header("content-type", "application/json")?;
+    head.insert_header("content-length", answer.body.len())?;
+    let mut buffer = [0; uuid::fmt::Hyphenated::LENGTH];
+    head.insert_header("x-queen-request-id", id.text(&mut buffer))?;
+    if let Some(methods) = answer.allow {
+        head.insert_header("allow", methods)?;
+    }
+    session.write_response_header(Box::new(head), false).await?;
+    session.write_response_body(Some(answer.body), true).await?;
+    if unread && !expects && !drain(session).await {
+        session.set_keepalive(None);
+    }
+    Ok(())
+}
+
+/// Writes a refusal.
+pub(super) async fn refuse(session: &mut Session, id: RequestId, refusal: Refusal) -> Result<()> {
+    let wire = refusal.wire();
+    if refusal.ends_connection() {
+        session.set_keepalive(None);
+    }
+    write(session, id, Answer { status: wire.status, body: wire.body(), allow: None }).await
+}
+
+/// Reads the rest of the body; false when it is too long, too slow or broken.
+async fn drain(session: &mut Session) -> bool {
+    let deadline = Instant::now() + DRAIN_TIME;
+    let mut left = DRAIN_BYTES;
+    loop {
+        match timeout_at(deadline, session.as_downstream_mut().read_request_body()).await {
+            Ok(Ok(None)) => return true,
+            Ok(Ok(Some(piece))) if piece.len() <= left => left -= piece.len(),
+            _ => return false,
+        }
+    }
+}

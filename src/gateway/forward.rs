@@ -1,0 +1,196 @@
+//! What goes to the cell: the peer, the time it has, and the headers (D11, proxy contract §11–§12).
+
+use super::head::Target;
+use crate::{
+    config::proxy::Timeouts,
+    domain::{
+        cluster::{Cluster, Principal},
+        ids::RequestId,
+    },
+    policy::route,
+};
+use http::{
+    HeaderName, HeaderValue, Uri,
+    header::{AUTHORIZATION, HOST},
+    uri::PathAndQuery,
+};
+use ipnet::IpNet;
+use pingora::{http::RequestHeader, prelude::HttpPeer};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+/// The right to be forwarded: only the checks make one, from what each of them yields.
+pub(super) struct Forward {
+    pub cluster: Arc<Cluster>,
+    /// Kept although forwarding needs no more of it: what is metered later belongs to somebody.
+    pub principal: Principal,
+    pub budget: Duration,
+}
+
+/// How long the cell has for its response headers: what a long poll asked for, up to the cap, plus
+/// the margin; the ordinary budget otherwise.
+pub(super) fn budget(target: Target<'_>, timeouts: &Timeouts) -> Duration {
+    match route::long_poll_wait_ms(target.path, target.query) {
+        Some(wait) => Duration::from_millis(wait).min(timeouts.longpoll_max) + timeouts.longpoll_margin,
+        None => timeouts.upstream,
+    }
+}
+
+impl Forward {
+    /// The peer for the given try; each try takes the cell's next address.
+    pub fn peer(&self, attempt: usize, timeouts: &Timeouts) -> Option<HttpPeer> {
+        let addresses = &self.cluster.cell.addresses;
+        let address = *addresses.get(attempt % addresses.len().max(1))?;
+        let mut peer = HttpPeer::new(address, false, String::new());
+        peer.options.connection_timeout = Some(timeouts.connect);
+        peer.options.total_connection_timeout = Some(timeouts.connect);
+        peer.options.read_timeout = Some(self.budget);
+        peer.options.write_timeout = Some(timeouts.upstream);
+        peer.options.idle_timeout = Some(timeouts.upstream_idle);
+        Some(peer)
+    }
+}
+
+/// What the proxy knows of the client's side of the request.
+pub(super) struct ClientSide<'r> {
+    pub id: RequestId,
+    pub peer: Option<SocketAddr>,
+    pub host: Option<&'r str>,
+    pub trusted: &'r [IpNet],
+}
+
+/// Rewrites the head: what the client may not say is removed, then ours is set.
+pub(super) fn rewrite(
+    head: &mut RequestHeader,
+    target: Target<'_>,
+    cluster: &Cluster,
+    client: &ClientSide<'_>,
+    tenant_header: bool,
+) -> Option<()> {
+    let trusted = client.peer.is_some_and(|peer| {
+        let address = unmapped(peer.ip());
+        client.trusted.iter().any(|network| network.contains(&address))
+    });
+    let forwarded_for = forwarded_for(head, client.peer, trusted);
+    let kept = |head: &RequestHeader, name: &str| {
+        if trusted { head.headers.get(name).cloned() } else { None }
+    };
+    let proto = kept(head, "x-forwarded-proto").unwrap_or(HeaderValue::from_static("http"));
+    let forwarded_host =
+        kept(head, "x-forwarded-host").or_else(|| HeaderValue::from_str(client.host.unwrap_or_default()).ok());
+
+    let banned: Vec<HeaderName> = head.headers.keys().filter(|name| is_ours(name.as_str())).cloned().collect();
+    for name in &banned {
+        head.remove_header(name);
+    }
+
+    let cell = &cluster.cell;
+    head.insert_header(HOST, cell.host.clone()).ok()?;
+    if let Some(bearer) = &cell.bearer {
+        head.insert_header(AUTHORIZATION, bearer.clone()).ok()?;
+    }
+    if tenant_header {
+        head.insert_header("x-queen-tenant", cluster.tenant_header.clone()).ok()?;
+    }
+    let mut buffer = [0; uuid::fmt::Hyphenated::LENGTH];
+    head.insert_header("x-queen-request-id", client.id.text(&mut buffer)).ok()?;
+    if let Some(value) = forwarded_for {
+        head.insert_header("x-forwarded-for", value).ok()?;
+    }
+    head.insert_header("x-forwarded-proto", proto).ok()?;
+    if let Some(value) = forwarded_host {
+        head.insert_header("x-forwarded-host", value).ok()?;
+    }
+    head.set_uri(upstream_uri(target, &cell.path_prefix)?);
+    Some(())
+}
+
+/// Headers that only the proxy speaks towards a cell. Some programs behind us take `_` for `-` in
+/// names, so both spellings go.
+fn is_ours(name: &str) -> bool {
+    let plain: String;
+    let name = if name.contains('_') {
+        plain = name.replace('_', "-");
+        &plain
+    } else {
+        name
+    };
+    matches!(name, "authorization" | "cookie" | "forwarded" | "x-real-ip" | "proxy-authorization" | "proxy-connection" | "keep-alive" | "te" | "trailer" | "upgrade" | "http2-settings")
+        || name.starts_with("x-queen-")
+        || name.starts_with("x-forwarded-")
+}
+
+/// The chain a trusted proxy handed us plus that proxy, or the client alone.
+fn forwarded_for(head: &RequestHeader, peer: Option<SocketAddr>, trusted: bool) -> Option<String> {
+    let peer = unmapped(peer?.ip());
+    let mut chain: Vec<&str> = if trusted {
+        head.headers.get_all("x-forwarded-for").iter().filter_map(|value| value.to_str().ok()).collect()
+    } else {
+        Vec::new()
+    };
+    let peer = peer.to_string();
+    chain.push(&peer);
+    Some(chain.join(", "))
+}
+
+/// An IPv4 client of a dual-stack listener under its usual name.
+fn unmapped(address: IpAddr) -> IpAddr {
+    address.to_canonical()
+}
+
+fn upstream_uri(target: Target<'_>, prefix: &str) -> Option<Uri> {
+    let path_and_query: PathAndQuery = match target.query {
+        Some(query) => format!("{prefix}{}?{query}", target.path),
+        None => format!("{prefix}{}", target.path),
+    }
+    .parse()
+    .ok()?;
+    Some(Uri::from(path_and_query))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Target, budget, is_ours, upstream_uri};
+    use crate::config::proxy::ProxyConfig;
+    use std::time::Duration;
+
+    #[test]
+    fn what_a_client_may_not_say() {
+        for name in [
+            "authorization", "cookie", "forwarded", "x-queen-tenant", "x_queen_tenant", "x-queen_tenant", "x-queen-act-cluster",
+            "x-queen-request-id", "x-queen-anything", "x-forwarded-for", "x_forwarded_for", "x-forwarded-prefix", "te",
+        ] {
+            assert!(is_ours(name), "{name}");
+        }
+        for name in ["content-type", "accept-encoding", "user-agent", "x-request-id", "traceparent", "x-queens"] {
+            assert!(!is_ours(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn budgets() {
+        let environment = [("PXDB_HOST".to_owned(), "x".to_owned())];
+        let timeouts = ProxyConfig::load(environment, None).unwrap().0.timeouts;
+        let of = |path, query| budget(Target { path, query }, &timeouts);
+        let pop = "/api/v1/pop/queue/q";
+        assert_eq!(of(pop, None), Duration::from_secs(35));
+        assert_eq!(of(pop, Some("wait=true")), Duration::from_secs(40));
+        assert_eq!(of(pop, Some("wait=true&timeout=5000")), Duration::from_secs(15));
+        assert_eq!(of(pop, Some("wait=true&timeout=600000")), Duration::from_secs(100));
+        assert_eq!(of(pop, Some("wait=true&timeout=18446744073709551615")), Duration::from_secs(100));
+    }
+
+    #[test]
+    fn the_target_is_forwarded_byte_for_byte() {
+        for path in ["/api/v1/kv/ns/a%2Fb", "/api/v1/kv/ns/a//b", "/api/v1/kv/ns/%C3%A9;x"] {
+            for query in [None, Some(""), Some("a=%20b&c=?/")] {
+                let want = query.map_or(path.to_owned(), |query| format!("{path}?{query}"));
+                assert_eq!(upstream_uri(Target { path, query }, "").unwrap().to_string(), want);
+                assert_eq!(upstream_uri(Target { path, query }, "/base").unwrap().to_string(), format!("/base{want}"));
+            }
+        }
+    }
+}

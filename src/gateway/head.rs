@@ -1,0 +1,103 @@
+//! Reading a request's head: framing (D12), target and host, once, for everybody behind it.
+
+use super::refusal::Refusal;
+use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE};
+use pingora::http::RequestHeader;
+
+/// Largest head, in bytes of request line and headers.
+const MAX_HEAD: usize = 32 * 1024;
+
+/// Refuses what two parsers could read in two ways, and what wants another protocol.
+pub(super) fn check_framing(head: &RequestHeader) -> Result<(), Refusal> {
+    let lengths: Vec<_> = head.headers.get_all(CONTENT_LENGTH).iter().collect();
+    let codings: Vec<_> = head.headers.get_all(TRANSFER_ENCODING).iter().collect();
+    if lengths.len() > 1 {
+        return Err(Refusal::Framing("more than one Content-Length"));
+    }
+    if lengths.iter().any(|value| value.is_empty() || !value.as_bytes().iter().all(u8::is_ascii_digit)) {
+        return Err(Refusal::Framing("malformed Content-Length"));
+    }
+    if !lengths.is_empty() && !codings.is_empty() {
+        return Err(Refusal::Framing("Content-Length together with Transfer-Encoding"));
+    }
+    if codings.len() > 1 || codings.iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"chunked")) {
+        return Err(Refusal::Framing("unsupported Transfer-Encoding"));
+    }
+    if head.headers.contains_key(UPGRADE) {
+        return Err(Refusal::Framing("no other protocol is spoken here"));
+    }
+    let head_size = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum::<usize>()
+        + head.raw_path().len();
+    if head_size > MAX_HEAD {
+        return Err(Refusal::HeadTooLarge);
+    }
+    Ok(())
+}
+
+/// Path and query exactly as they will be forwarded.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target<'r> {
+    pub path: &'r str,
+    pub query: Option<&'r str>,
+}
+
+/// The target, when what came over the wire is what the parser understood. An absolute form is
+/// read for its path; a fragment or an illegal byte makes the two differ.
+pub(super) fn target(head: &RequestHeader) -> Option<Target<'_>> {
+    let parsed = head.uri.path_and_query()?;
+    let raw = head.raw_path();
+    let same = match raw.first() {
+        Some(b'/') => raw == parsed.as_str().as_bytes(),
+        _ => head.uri.scheme_str().is_some() && raw.ends_with(parsed.as_str().as_bytes()),
+    };
+    same.then(|| Target { path: parsed.path(), query: parsed.query() })
+}
+
+/// The host the client asked for: `:authority` of HTTP/2, else `Host`.
+pub(super) fn host(head: &RequestHeader) -> Option<&str> {
+    match head.uri.authority() {
+        Some(authority) => Some(authority.as_str()),
+        None => head.headers.get(HOST)?.to_str().ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_framing;
+    use pingora::http::RequestHeader;
+
+    #[test]
+    fn ambiguous_framing_is_refused() {
+        let cases: &[(&[(&'static str, &'static str)], bool)] = &[
+            (&[], true),
+            (&[("content-length", "5")], true),
+            (&[("transfer-encoding", "chunked")], true),
+            (&[("transfer-encoding", "Chunked")], true),
+            (&[("connection", "upgrade")], true),
+            (&[("content-length", "5"), ("transfer-encoding", "chunked")], false),
+            (&[("content-length", "5"), ("content-length", "5")], false),
+            (&[("content-length", "5, 5")], false),
+            (&[("content-length", "+5")], false),
+            (&[("content-length", "-5")], false),
+            (&[("content-length", "")], false),
+            (&[("content-length", "0x5")], false),
+            (&[("transfer-encoding", "identity")], false),
+            (&[("transfer-encoding", "identity, chunked")], false),
+            (&[("transfer-encoding", "gzip, chunked")], false),
+            (&[("transfer-encoding", "xchunked")], false),
+            (&[("transfer-encoding", "chunked"), ("transfer-encoding", "chunked")], false),
+            (&[("upgrade", "websocket"), ("connection", "upgrade")], false),
+            (&[("upgrade", "h2c")], false),
+        ];
+        for (headers, pass) in cases {
+            let mut head = RequestHeader::build("POST", b"/api/v1/kv", None).unwrap();
+            for (name, value) in *headers {
+                head.append_header(*name, *value).unwrap();
+            }
+            assert_eq!(check_framing(&head).is_ok(), *pass, "{headers:?}");
+        }
+        let mut head = RequestHeader::build("GET", b"/", None).unwrap();
+        head.append_header("x-large", "a".repeat(33 * 1024)).unwrap();
+        assert!(check_framing(&head).is_err());
+    }
+}

@@ -1,0 +1,265 @@
+//! The only room that knows Pingora.
+//!
+//! A request: [`Gateway::request_filter`] runs the checks of [`pipeline`] and answers refusals;
+//! [`forward`] decides peer, time and headers; [`body`] holds back what must be inspected;
+//! [`refusal`] is the one table of our own answers.
+
+mod answer;
+mod body;
+mod forward;
+mod head;
+pub mod pipeline;
+pub mod refusal;
+pub mod server;
+
+use crate::{config::proxy::Timeouts, domain::ids::RequestId, portal::Health};
+use answer::Answer;
+use async_trait::async_trait;
+use body::Collector;
+use bytes::Bytes;
+use forward::{ClientSide, Forward};
+use http::Method;
+use ipnet::IpNet;
+use pingora::{
+    Error, ErrorSource, ErrorType, Result,
+    http::{RequestHeader, ResponseHeader},
+    prelude::{HttpPeer, ProxyHttp, Session},
+    proxy::FailToProxy,
+};
+use pipeline::Pipeline;
+use refusal::Refusal;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
+};
+
+/// How often a peer is tried: nothing was sent when a connect fails, so once more is safe.
+const MAX_CONNECTS: usize = 2;
+
+/// The front door.
+pub struct Gateway {
+    pipeline: Pipeline,
+    timeouts: Timeouts,
+    trusted_proxies: Vec<IpNet>,
+    tenant_header: bool,
+    health: Health,
+    load: Arc<Load>,
+}
+
+/// What is going on, for a shutdown that waits.
+#[derive(Debug, Default)]
+pub struct Load {
+    in_flight: AtomicUsize,
+    draining: AtomicBool,
+}
+
+/// One request in flight; counted until it is dropped, because Pingora's last phase does not run
+/// after a panic.
+struct InFlight(Arc<Load>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// What is known of a request so far.
+pub struct Context {
+    id: RequestId,
+    forward: Option<Forward>,
+    collector: Option<Collector>,
+    refusal: Option<Refusal>,
+    connects: usize,
+    _in_flight: InFlight,
+}
+
+#[async_trait]
+impl ProxyHttp for Gateway {
+    type CTX = Context;
+
+    fn new_ctx(&self) -> Context {
+        self.load.in_flight.fetch_add(1, Ordering::AcqRel);
+        Context {
+            id: RequestId::new(),
+            forward: None,
+            collector: None,
+            refusal: None,
+            connects: 0,
+            _in_flight: InFlight(Arc::clone(&self.load)),
+        }
+    }
+
+    fn init_downstream_modules(&self, _: &mut pingora::modules::http::HttpModules) {
+        // The default is a compressor that is switched off but still in everybody's way.
+    }
+
+    async fn early_request_filter(&self, session: &mut Session, _: &mut Context) -> Result<()> {
+        // Pingora forgets these after each request, and would then wait for ever (D21).
+        let draining = self.load.draining.load(Ordering::Acquire);
+        session.set_keepalive((!draining).then(|| self.timeouts.keepalive.as_secs().max(1)));
+        session.as_downstream_mut().set_read_timeout(Some(self.timeouts.client_read));
+        session.as_downstream_mut().set_write_timeout(Some(self.timeouts.upstream));
+        Ok(())
+    }
+
+    async fn request_filter(&self, session: &mut Session, ctx: &mut Context) -> Result<bool> {
+        let head = session.req_header();
+        let decision = match head::check_framing(head) {
+            Err(refusal) => Err(refusal),
+            Ok(()) => {
+                let target = head::target(head);
+                if target.is_some_and(|target| target.path == "/healthz") {
+                    self.answer_health(session, ctx).await?;
+                    return Ok(true);
+                }
+                self.pipeline.admit(head, target).await
+            }
+        };
+        match decision {
+            Ok(admitted) => {
+                ctx.forward = Some(admitted.forward);
+                ctx.collector = admitted.inspection.map(Collector::new);
+                Ok(false)
+            }
+            Err(refusal) => {
+                answer::refuse(session, ctx.id, refusal).await?;
+                Ok(true)
+            }
+        }
+    }
+
+    async fn upstream_peer(&self, _: &mut Session, ctx: &mut Context) -> Result<Box<HttpPeer>> {
+        let Some(forward) = &ctx.forward else {
+            return Err(refused(ctx, Refusal::Internal));
+        };
+        match forward.peer(ctx.connects, &self.timeouts) {
+            Some(peer) => Ok(Box::new(peer)),
+            None => Err(refused(ctx, Refusal::CellUnreachable)),
+        }
+    }
+
+    async fn upstream_request_filter(
+        &self,
+        session: &mut Session,
+        upstream: &mut RequestHeader,
+        ctx: &mut Context,
+    ) -> Result<()> {
+        let peer = session.client_addr().and_then(|address| address.as_inet()).copied();
+        let head = session.req_header();
+        let client = ClientSide { id: ctx.id, peer, host: head::host(head), trusted: &self.trusted_proxies };
+        let rewritten = match (&ctx.forward, head::target(head)) {
+            (Some(forward), Some(target)) => {
+                forward::rewrite(upstream, target, &forward.cluster, &client, self.tenant_header)
+            }
+            _ => None,
+        };
+        rewritten.ok_or_else(|| refused(ctx, Refusal::Internal))
+    }
+
+    async fn request_body_filter(
+        &self,
+        _: &mut Session,
+        body: &mut Option<Bytes>,
+        end_of_stream: bool,
+        ctx: &mut Context,
+    ) -> Result<()> {
+        if let Some(collector) = &mut ctx.collector
+            && let Err(refusal) = collector.take(body, end_of_stream)
+        {
+            return Err(refused(ctx, refusal));
+        }
+        Ok(())
+    }
+
+    async fn response_filter(&self, _: &mut Session, head: &mut ResponseHeader, ctx: &mut Context) -> Result<()> {
+        for name in ["keep-alive", "proxy-connection", "te", "trailer", "upgrade"] {
+            head.remove_header(name);
+        }
+        let mut buffer = [0; uuid::fmt::Hyphenated::LENGTH];
+        head.insert_header("x-queen-request-id", ctx.id.text(&mut buffer))
+    }
+
+    fn fail_to_connect(&self, _: &mut Session, _: &HttpPeer, ctx: &mut Context, mut e: Box<Error>) -> Box<Error> {
+        ctx.connects += 1;
+        e.set_retry(ctx.connects < MAX_CONNECTS);
+        e
+    }
+
+    fn error_while_proxy(
+        &self,
+        _: &HttpPeer,
+        _: &mut Session,
+        mut e: Box<Error>,
+        _: &mut Context,
+        _client_reused: bool,
+    ) -> Box<Error> {
+        // The cell may have acted on it: even a GET can take messages out.
+        e.set_retry(false);
+        e
+    }
+
+    fn suppress_error_log(&self, _: &Session, _: &Context, _: &Error) -> bool {
+        true
+    }
+
+    async fn fail_to_proxy(&self, session: &mut Session, e: &Error, ctx: &mut Context) -> FailToProxy {
+        let gone = FailToProxy { error_code: 0, can_reuse_downstream: false };
+        if session.response_written().is_some() {
+            return gone;
+        }
+        let body_done = session.as_downstream_mut().is_body_done();
+        let Some(refusal) = ctx.refusal.or_else(|| outcome(e, body_done)) else {
+            return gone;
+        };
+        let wire = refusal.wire();
+        if wire.status >= 500 {
+            let cluster = ctx.forward.as_ref().map(|forward| forward.cluster.slug.to_string());
+            tracing::warn!(request = %ctx.id, cluster, code = wire.code, cause = e.etype().as_str(), "request failed");
+        }
+        if answer::refuse(session, ctx.id, refusal).await.is_err() {
+            return gone;
+        }
+        FailToProxy { error_code: wire.status, can_reuse_downstream: true }
+    }
+}
+
+/// Remembers why, for `fail_to_proxy`, and ends Pingora's part.
+fn refused(ctx: &mut Context, refusal: Refusal) -> Box<Error> {
+    ctx.refusal = Some(refusal);
+    Error::explain(ErrorType::HTTPStatus(refusal.wire().status), refusal.wire().code)
+}
+
+/// What the client is told of a failure; `None` when it is gone.
+fn outcome(e: &Error, body_done: bool) -> Option<Refusal> {
+    use ErrorType::{
+        ConnectError, ConnectNoRoute, ConnectRefused, ConnectTimedout, ConnectionClosed, InvalidHTTPHeader, ReadError, ReadTimedout,
+        SocketError, WriteError, WriteTimedout,
+    };
+    match (e.esource(), e.etype()) {
+        (_, ConnectTimedout | ConnectRefused | ConnectNoRoute | ConnectError | SocketError)
+            if *e.esource() != ErrorSource::Downstream =>
+        {
+            Some(Refusal::CellUnreachable)
+        }
+        // The cell cannot be late with an answer to a request it has not got.
+        (ErrorSource::Upstream, ReadTimedout) if !body_done => Some(Refusal::ClientStalled),
+        (ErrorSource::Upstream, ReadTimedout | WriteTimedout) => Some(Refusal::CellLate),
+        (ErrorSource::Upstream, InvalidHTTPHeader) => Some(Refusal::CellGarbled),
+        (ErrorSource::Upstream, _) => Some(Refusal::CellUnreachable),
+        (ErrorSource::Downstream, ConnectionClosed | ReadError | WriteError | WriteTimedout) => None,
+        (ErrorSource::Downstream | ErrorSource::Unset, ReadTimedout) => Some(Refusal::ClientStalled),
+        (ErrorSource::Downstream, _) => Some(Refusal::Framing("malformed request")),
+        _ => Some(Refusal::Internal),
+    }
+}
+
+impl Gateway {
+    async fn answer_health(&self, session: &mut Session, ctx: &Context) -> Result<()> {
+        if !matches!(session.req_header().method, Method::GET | Method::HEAD) {
+            let wire = Refusal::MethodNotAllowed.wire();
+            let answer = Answer { status: wire.status, body: wire.body(), allow: Some("GET, HEAD") };
+            return answer::write(session, ctx.id, answer).await;
+        }
+        answer::write(session, ctx.id, Answer { status: 200, body: self.health.body(), allow: None }).await
+    }
+}

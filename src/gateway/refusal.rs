@@ -1,0 +1,147 @@
+//! Every answer of our own that is not a success: one enum, one table to the wire (proxy contract §8).
+
+use crate::identity::AuthError;
+use bytes::Bytes;
+
+/// Why a request goes no further.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// The request's framing could be read in two ways, or it wants another protocol (D12).
+    Framing(&'static str),
+    /// The request's head is too large.
+    HeadTooLarge,
+    /// No cluster for the host.
+    UnknownCluster,
+    /// Not a route for tenants.
+    RouteBlocked,
+    /// A local route that takes other methods.
+    MethodNotAllowed,
+    /// Not who it has to be.
+    Auth(AuthError),
+    /// Tenant or cluster suspended or being deleted.
+    Suspended,
+    /// The plan does not hold the feature.
+    FeatureGated,
+    /// The credential does not open this class of route.
+    NotPermitted,
+    /// What grows is blocked by the lifecycle.
+    PushBlocked,
+    /// A body that must be inspected is larger than the ceiling.
+    BodyTooLarge,
+    /// A body that must be inspected is encoded.
+    EncodedBody,
+    /// A body that must be inspected cannot be read.
+    UnreadableBody,
+    /// The client stopped sending in the middle of its body.
+    ClientStalled,
+    /// The cell cannot be reached, or broke off.
+    CellUnreachable,
+    /// The cell's answer is not HTTP we understand.
+    CellGarbled,
+    /// The cell is late.
+    CellLate,
+    /// A fault of our own.
+    Internal,
+}
+
+/// A refusal as it goes out.
+pub struct Wire {
+    /// HTTP status.
+    pub status: u16,
+    /// The stable code that clients switch on.
+    pub code: &'static str,
+    /// For people. Published clients steer their retries by the words "timeout", "timed out" and
+    /// "connection" in it, so none of these appears.
+    pub text: &'static str,
+}
+
+impl Refusal {
+    /// Status, code and text.
+    pub fn wire(self) -> Wire {
+        let (status, code, text) = match self {
+            Self::Framing(text) => (400, "invalid_request", text),
+            Self::HeadTooLarge => (431, "invalid_request", "the request head is too large"),
+            Self::UnknownCluster => (421, "cluster_unknown", "no cluster for this host"),
+            Self::RouteBlocked => (404, "route_blocked", "not available"),
+            Self::MethodNotAllowed => (405, "method_not_allowed", "method not allowed"),
+            Self::Auth(AuthError::Missing) => (401, "unauthorized", "missing bearer credential"),
+            Self::Auth(AuthError::UnknownKey) => (401, "unauthorized", "unknown or revoked api key"),
+            Self::Auth(AuthError::Unverifiable) => {
+                (401, "unauthorized", "the api key cannot be verified at the moment")
+            }
+            Self::Auth(AuthError::Invalid) => (401, "unauthorized", "invalid credential"),
+            Self::Auth(AuthError::Mismatch) => (403, "forbidden", "key/cluster mismatch"),
+            Self::Suspended => (403, "cluster_suspended", "cluster suspended"),
+            Self::FeatureGated => (403, "feature_gated", "not in your plan"),
+            Self::NotPermitted => (403, "forbidden", "operation not permitted for this credential"),
+            Self::PushBlocked => (403, "push_blocked", "pushes blocked (billing hold)"),
+            Self::BodyTooLarge => (413, "payload_too_large", "request body exceeds cap"),
+            Self::EncodedBody => {
+                (415, "unsupported_media_type", "send this body without Content-Encoding")
+            }
+            Self::UnreadableBody => (400, "invalid_request", "the batch cannot be read"),
+            Self::ClientStalled => (408, "request_incomplete", "the request body did not arrive in time"),
+            Self::CellUnreachable => (502, "bad_gateway", "the cell cannot be reached"),
+            Self::CellGarbled => (502, "bad_gateway", "the cell's answer cannot be read"),
+            Self::CellLate => (504, "upstream_timeout", "the cell did not answer in time"),
+            Self::Internal => (500, "internal", "internal error"),
+        };
+        Wire { status, code, text }
+    }
+
+    /// Whether the client's connection must end: its next bytes cannot be trusted to be a request.
+    pub fn ends_connection(self) -> bool {
+        matches!(self, Self::Framing(_) | Self::HeadTooLarge | Self::ClientStalled | Self::Internal)
+    }
+}
+
+impl Wire {
+    /// The envelope.
+    pub fn body(&self) -> Bytes {
+        // Both are our own literals; none holds a character that JSON escapes.
+        Bytes::from(format!(r#"{{"error":"{}","code":"{}"}}"#, self.text, self.code))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Refusal;
+    use crate::identity::AuthError;
+
+    #[test]
+    fn texts_are_plain_and_hold_no_word_that_steers_a_client() {
+        let all = [
+            Refusal::Framing("two lengths"),
+            Refusal::HeadTooLarge,
+            Refusal::UnknownCluster,
+            Refusal::RouteBlocked,
+            Refusal::MethodNotAllowed,
+            Refusal::Auth(AuthError::Missing),
+            Refusal::Auth(AuthError::UnknownKey),
+            Refusal::Auth(AuthError::Unverifiable),
+            Refusal::Auth(AuthError::Invalid),
+            Refusal::Auth(AuthError::Mismatch),
+            Refusal::Suspended,
+            Refusal::FeatureGated,
+            Refusal::NotPermitted,
+            Refusal::PushBlocked,
+            Refusal::BodyTooLarge,
+            Refusal::EncodedBody,
+            Refusal::UnreadableBody,
+            Refusal::ClientStalled,
+            Refusal::CellUnreachable,
+            Refusal::CellGarbled,
+            Refusal::CellLate,
+            Refusal::Internal,
+        ];
+        for refusal in all {
+            let wire = refusal.wire();
+            for word in ["timeout", "timed out", "connection"] {
+                assert!(!wire.text.contains(word), "{refusal:?}");
+            }
+            let parsed: serde_json::Value = serde_json::from_slice(&wire.body()).unwrap();
+            assert_eq!(parsed["error"], wire.text);
+            assert_eq!(parsed["code"], wire.code);
+        }
+    }
+}

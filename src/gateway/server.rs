@@ -1,0 +1,127 @@
+//! Starting the gateway and ending it without losing a request.
+
+use super::{Gateway, Load, pipeline::{Directory, Pipeline}};
+use crate::{config::proxy::ProxyConfig, portal::Health};
+use async_trait::async_trait;
+use pingora::{
+    apps::HttpServerOptions,
+    listeners::{L4BufferSettings, ListenerConfig},
+    proxy::http_proxy_service_with_name,
+    server::{RunArgs, Server, ShutdownSignal, ShutdownSignalWatch, configuration::ServerConf},
+};
+use std::{
+    net::{SocketAddr, TcpListener},
+    sync::{
+        Arc,
+        atomic::Ordering,
+    },
+    time::Duration,
+};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::{Instant, sleep},
+};
+
+/// Requests one client connection may carry, so that balancers spread again now and then and
+/// per-connection memory is freed.
+const REQUESTS_PER_CONNECTION: u32 = 10_000;
+/// After the listener has closed, how long Pingora waits before it stops its runtimes, in seconds.
+const GRACE_S: u64 = 1;
+
+/// Why the gateway does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// Another program has the address, or it is not ours.
+    #[error("cannot listen on {address}: {reason}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The system's word for it.
+        reason: std::io::Error,
+    },
+    /// Pingora refuses its settings.
+    #[error("the gateway cannot be set up")]
+    Setup,
+}
+
+/// Serves until SIGTERM or SIGINT, then finishes what is running. Blocks; must not be called from
+/// inside a runtime.
+pub fn run(config: &ProxyConfig, directory: Directory) -> Result<(), ServeError> {
+    let address = SocketAddr::from(config.bind);
+    // Pingora would panic later; this says it in a line.
+    drop(TcpListener::bind(address).map_err(|reason| ServeError::Listen { address, reason })?);
+
+    let conf = ServerConf {
+        threads: config.worker_threads,
+        // Connect failures only, and the gateway counts those itself.
+        max_retries: super::MAX_CONNECTS,
+        grace_period_seconds: Some(GRACE_S),
+        graceful_shutdown_timeout_seconds: Some(1),
+        ..ServerConf::default()
+    };
+    let mut server = Server::new_with_opt_and_conf(None, conf);
+    server.bootstrap();
+
+    let load = Arc::new(Load::default());
+    let gateway = Gateway {
+        pipeline: Pipeline {
+            directory,
+            default_cluster: config.default_cluster,
+            dev_insecure: config.dev_insecure,
+            max_body_bytes: config.max_body_bytes,
+            timeouts: config.timeouts,
+        },
+        timeouts: config.timeouts,
+        trusted_proxies: config.trusted_proxies.clone(),
+        tenant_header: config.tenant_header,
+        health: Health { enforce: config.enforce, shared_hosts: 0, status: "ok", tenant_header: config.tenant_header },
+        load: Arc::clone(&load),
+    };
+    let mut service = http_proxy_service_with_name(&server.configuration, gateway, "gateway");
+    let mut options = HttpServerOptions::default();
+    options.keepalive_request_limit = Some(REQUESTS_PER_CONNECTION);
+    options.h2_idle_timeout = Some(config.timeouts.keepalive);
+    service.app_logic_mut().ok_or(ServeError::Setup)?.server_options = Some(options);
+    // Heads are read into a buffer of their own; this one would only cost memory per connection.
+    let listener = ListenerConfig::tcp(address.to_string()).l4_buffer(L4BufferSettings::default().read(0));
+    service.add_listener(listener);
+    server.add_service(service);
+
+    tracing::info!(%address, dev_static = config.dev_cell.is_some(), "queen-proxy up");
+    if config.dev_insecure {
+        tracing::warn!("QUEEN_PROXY_DEV_INSECURE is on: nobody is authenticated");
+    }
+    let watch = DrainFirst { load, limit: config.timeouts.drain };
+    server.run(RunArgs { shutdown_signal: Box::new(watch) });
+    tracing::info!("queen-proxy down");
+    Ok(())
+}
+
+/// Waits for the signal, then for running requests, and only then lets Pingora end.
+struct DrainFirst {
+    load: Arc<Load>,
+    limit: Duration,
+}
+
+#[async_trait]
+impl ShutdownSignalWatch for DrainFirst {
+    async fn recv(&self) -> ShutdownSignal {
+        let (Ok(mut terminate), Ok(mut interrupt)) =
+            (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+        else {
+            tracing::error!("signals cannot be watched: shutting down");
+            return ShutdownSignal::FastShutdown;
+        };
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("draining");
+        self.load.draining.store(true, Ordering::Release);
+        let deadline = Instant::now() + self.limit;
+        while self.load.in_flight.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
+            sleep(Duration::from_millis(10)).await;
+        }
+        ShutdownSignal::GracefulTerminate
+    }
+}

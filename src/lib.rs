@@ -1,0 +1,18 @@
+//! The multi-tenant front door for Queen: a reverse proxy on Pingora, its control plane in
+//! PostgreSQL, and the key/value cell behind it.
+//!
+//! Rooms, from the outside in; each may use those after it: [`gateway`], [`portal`], [`identity`],
+//! [`control`], [`policy`], [`domain`]. [`cell`] is the other program and shares only
+//! [`telemetry`] and [`domain::secret`] with the proxy. See `ARCHITECTURE.md`.
+
+pub mod cell;
+pub mod config;
+pub mod control;
+pub mod dev;
+pub mod domain;
+pub mod gateway;
+pub mod identity;
+pub mod policy;
+pub mod portal;
+pub mod proxy;
+pub mod telemetry;

@@ -1,0 +1,70 @@
+//! `queen-proxy serve`: puts the rooms together.
+
+use crate::{
+    config::proxy::{DevCell, ProxyConfig},
+    control::{
+        ControlPlane, listener,
+        migrate::{MigrateError, migrate},
+        snapshot::ClusterRow,
+        store::StoreError,
+    },
+    domain::ids::BrokerTenant,
+    gateway::{pipeline::Directory, server},
+};
+use std::sync::Arc;
+use tokio::runtime::{Builder, Runtime};
+
+/// Why the proxy does not serve.
+#[derive(Debug, thiserror::Error)]
+pub enum ProxyError {
+    /// The control plane's schema is not there and could not be made.
+    #[error("control plane: {0}")]
+    Migrate(#[from] MigrateError),
+    /// The one cell of a proxy without a control plane is not usable.
+    #[error("QUEEN_PROXY_DEV_CELL_URL: {0}")]
+    DevCell(#[from] StoreError),
+    /// The listener.
+    #[error(transparent)]
+    Serve(#[from] server::ServeError),
+    /// No threads.
+    #[error("cannot start the control runtime: {0}")]
+    Runtime(#[from] std::io::Error),
+}
+
+/// Serves until it is told to stop. Blocks; must not be called from inside a runtime.
+pub fn serve(config: &ProxyConfig) -> Result<(), ProxyError> {
+    // Database work has threads of its own: it must outlive Pingora's runtimes and not take theirs.
+    let runtime = Builder::new_multi_thread().worker_threads(2).thread_name("control").enable_all().build()?;
+    let directory = directory(config, &runtime)?;
+    server::run(config, directory)?;
+    runtime.shutdown_background();
+    Ok(())
+}
+
+fn directory(config: &ProxyConfig, runtime: &Runtime) -> Result<Directory, ProxyError> {
+    if let Some(cell) = &config.dev_cell {
+        return runtime.block_on(static_cluster(cell));
+    }
+    let Some(pxdb) = &config.pxdb else {
+        // The configuration refuses this before.
+        return Err(StoreError::Malformed("no control plane is configured").into());
+    };
+    let applied = runtime.block_on(migrate(pxdb))?;
+    if !applied.is_empty() {
+        tracing::info!(?applied, "control-plane schema brought up to date");
+    }
+    let control = {
+        let _inside = runtime.enter();
+        ControlPlane::new(pxdb, config.cache)
+    };
+    runtime.spawn(listener::run(pxdb.clone(), control.clone()));
+    runtime.spawn(control.clone().touch_keys(config.key_touch));
+    runtime.spawn(control.clone().sweep());
+    Ok(Directory::Control(control))
+}
+
+async fn static_cluster(cell: &DevCell) -> Result<Directory, ProxyError> {
+    let row = ClusterRow::synthetic(cell.url.clone(), cell.token.clone(), BrokerTenant(cell.tenant))
+        .ok_or(StoreError::Malformed("no synthetic cluster"))?;
+    Ok(Directory::Static(Arc::new(row.into_cluster().await?)))
+}

@@ -1,0 +1,3 @@
+//! What an operator sees from outside.
+
+pub mod log;
