@@ -1,6 +1,6 @@
 //! The KV broker of one cell: HTTP routes over `queen.kv` (KV contract, sections 1 to 7).
 //!
-//! A call walks one way: [`server`] accepts it, `routes` names it, `access` and `tenant` say whose it is,
+//! A call walks one way: `server` accepts it, `routes` names it, `access` and `tenant` say whose it is,
 //! `request` turns it into the text of an operation array, `store` hands that text to the one SQL entry.
 //! Values and numbers are never decoded on the way: they pass as JSON text in both directions.
 
@@ -11,6 +11,7 @@ mod config;
 mod errors;
 mod json;
 mod log_gate;
+mod members;
 mod request;
 mod routes;
 mod schema;

@@ -3,14 +3,12 @@
 //! What an operation may hold is decided in SQL. Here only the shape of the request and the three limits
 //! that must be known before a connection is taken are looked at. Values stay the text they came as.
 
-use std::collections::HashMap;
-
-use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::config::CellConfig;
 use super::errors::KvError;
 use super::json::compact_len;
+use super::members::{Elements, Members};
 
 /// Limits enforced before a connection is taken.
 #[derive(Debug, Clone, Copy)]
@@ -29,10 +27,6 @@ impl From<&CellConfig> for EdgeLimits {
         }
     }
 }
-
-/// Members of an object by decoded name. Of a repeated name the last one stays, which is what jsonb does, so
-/// the checks here and those in SQL judge the same value.
-type Members<'a> = HashMap<String, &'a RawValue>;
 
 /// Operations of a call as JSON text, within the limits of the edge.
 #[derive(Debug, PartialEq, Eq)]
@@ -55,11 +49,13 @@ pub(super) fn batch(body: &[u8], limits: EdgeLimits) -> Result<Option<Call>, KvE
     let body = parse(body)?;
     let array = match body.get().as_bytes().first() {
         Some(b'[') => body,
-        Some(b'{') => members(body)?.remove("operations").ok_or(SHAPE)?,
+        Some(b'{') => Members::of(body)
+            .and_then(|body| body.get("operations"))
+            .ok_or(SHAPE)?,
         _ => return Err(SHAPE),
     };
-    let operations: Vec<&RawValue> = serde_json::from_str(array.get()).map_err(|_| SHAPE)?;
-    if operations.is_empty() {
+    let operations = Elements::of(array, limits.ops).ok_or(SHAPE)?;
+    if operations.count == 0 {
         return Ok(None);
     }
     check(&operations, limits)?;
@@ -112,21 +108,13 @@ fn parse(body: &[u8]) -> Result<&RawValue, KvError> {
     serde_json::from_slice(body).map_err(|_| KvError::bad("kv_bad_body", "the body is not JSON"))
 }
 
-fn members(object: &RawValue) -> Result<Members<'_>, KvError> {
-    serde_json::from_str(object.get()).map_err(|_| {
-        KvError::bad(
-            "kv_bad_body",
-            "an object was expected, or a member name cannot be read",
-        )
-    })
-}
-
 /// Members of the body of a path route, none of which may repeat what the path says.
 fn options(body: &RawValue) -> Result<Members<'_>, KvError> {
-    let members = members(body)?;
+    const SHAPE: KvError = KvError::bad("kv_bad_body", "the body of this route is an object");
+    let members = Members::of(body).ok_or(SHAPE)?;
     if ["op", "ns", "namespace", "key"]
         .iter()
-        .any(|name| members.contains_key(*name))
+        .any(|name| members.get(name).is_some())
     {
         return Err(KvError::bad(
             "kv_field_in_path",
@@ -139,7 +127,7 @@ fn options(body: &RawValue) -> Result<Members<'_>, KvError> {
 fn select<'a>(members: &Members<'a>, names: &[&'static str]) -> Vec<(&'static str, &'a RawValue)> {
     names
         .iter()
-        .filter_map(|name| Some((*name, *members.get(*name)?)))
+        .filter_map(|name| Some((*name, members.get(name)?)))
         .collect()
 }
 
@@ -166,9 +154,10 @@ fn single(
 }
 
 /// The checks of section 6.4, in its order: operations, keys, size of each value.
-fn check(operations: &[&RawValue], limits: EdgeLimits) -> Result<(), KvError> {
-    if operations.len() > limits.ops {
-        let detail = format!("{} operations, at most {}", operations.len(), limits.ops);
+fn check(operations: &Elements<'_>, limits: EdgeLimits) -> Result<(), KvError> {
+    const UNREADABLE: KvError = KvError::bad("kv_bad_body", "a member name is not Unicode text");
+    if operations.count > limits.ops {
+        let detail = format!("{} operations, at most {}", operations.count, limits.ops);
         return Err(KvError::Bad {
             reason: "kv_too_many_ops".into(),
             detail: Some(detail.into()),
@@ -176,14 +165,14 @@ fn check(operations: &[&RawValue], limits: EdgeLimits) -> Result<(), KvError> {
     }
     let mut keys = 0;
     let mut values = Vec::new();
-    for operation in operations {
+    for operation in &operations.kept {
         // Anything but an object is refused by SQL, with its position.
         if !operation.get().starts_with('{') {
             continue;
         }
-        let members = members(operation)?;
+        let members = Members::of(operation).ok_or(UNREADABLE)?;
         keys += key_count(&members);
-        values.extend(members.get("value").copied());
+        values.extend(members.get("value"));
     }
     if keys > limits.keys {
         let detail = format!("{keys} keys, at most {}", limits.keys);
@@ -217,9 +206,9 @@ fn key_count(operation: &Members<'_>) -> usize {
     match name.as_deref() {
         Some("getMany") => operation
             .get("keys")
-            .and_then(|raw| serde_json::from_str::<Vec<IgnoredAny>>(raw.get()).ok())
-            .map_or(0, |keys| keys.len()),
-        Some("getPrefix") => page_size(operation.get("limit").copied()),
+            .and_then(|raw| Elements::of(raw, 0))
+            .map_or(0, |keys| keys.count),
+        Some("getPrefix") => page_size(operation.get("limit")),
         _ => 1,
     }
 }

@@ -80,7 +80,7 @@ fn key_sums() {
         (r#"{"op":"getMany","op":"getPrefix","limit":5}"#, 5),
     ] {
         let raw: &RawValue = serde_json::from_str(body).unwrap();
-        assert_eq!(key_count(&members(raw).unwrap()), keys, "{body}");
+        assert_eq!(key_count(&Members::of(raw).unwrap()), keys, "{body}");
     }
     let two_pages = r#"[{"op":"getPrefix","limit":1000},{"op":"getPrefix","limit":1000}]"#;
     assert_eq!(

@@ -138,7 +138,7 @@ impl Demo {
     pub(super) fn instructions(&self, port: u16) -> String {
         let line = |host: &str, key: &Secret, rest: &str| {
             format!(
-                "curl -sS -H 'Host: {host}.localhost' -H 'Authorization: Bearer {}' {rest} \
+                "curl -sS -w '\\n' -H 'Host: {host}.localhost' -H 'Authorization: Bearer {}'{rest} \
                  http://127.0.0.1:{port}/api/v1/kv/demo/hello",
                 key.expose()
             )
@@ -150,7 +150,7 @@ impl Demo {
              Ctrl-C stops everything.",
             acme.expose(),
             globex.expose(),
-            line("acme-prod", acme, r#"-X PUT -d '{"value":{"greeting":"hello"},"forever":true}'"#),
+            line("acme-prod", acme, r#" -X PUT -d '{"value":{"greeting":"hello"},"forever":true}'"#),
             line("acme-prod", acme, ""),
             line("globex-prod", globex, ""),
         )

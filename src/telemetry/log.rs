@@ -9,8 +9,9 @@ pub fn start() {
         std::env::var(name).is_ok_and(|v| matches!(v.trim().to_ascii_lowercase().as_str(), "true" | "1" | "yes" | "on"))
     };
     let level = std::env::var("LOG_LEVEL").unwrap_or_else(|_| "info".to_owned());
-    // Pingora's own lines repeat what the gateway reports with the request's id.
-    let default = format!("{level},pingora_core=warn,pingora_proxy=off");
+    // Pingora's own lines repeat what the gateway reports with the request's id, and PostgreSQL's
+    // notices are for whoever calls the functions.
+    let default = format!("{level},pingora_core=warn,pingora_proxy=off,sqlx::postgres::notice=error");
     let filter = EnvFilter::try_from_default_env()
         .or_else(|_| EnvFilter::try_new(default))
         .unwrap_or_else(|_| EnvFilter::new("info"));

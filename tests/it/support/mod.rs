@@ -1,0 +1,26 @@
+//! Real servers for the tests: a private PostgreSQL shared by the worlds that run at the same time,
+//! databases of their own for each, and the programs as processes.
+
+mod process;
+mod raw;
+mod recorder;
+mod world;
+
+pub use process::{Process, free_port};
+pub use raw::{Answer, Socket};
+pub use recorder::{Recorded, Recorder, Reply};
+pub use world::{Postgresql, Tenant, World, WorldBuilder};
+
+use std::{future::Future, time::{Duration, Instant}};
+
+/// Waits until `probe` yields something, asking every 5 ms; panics with `what` after `limit`.
+pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, limit: Duration, mut probe: impl FnMut() -> F) -> T {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(value) = probe().await {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "not within {limit:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

@@ -1,0 +1,97 @@
+//! A program of ours as a child process whose log is shown when its test fails.
+
+use nix::{sys::signal::{Signal, kill}, unistd::Pid};
+use std::{
+    fs::File,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::atomic::{AtomicU16, Ordering},
+    time::{Duration, Instant},
+};
+
+/// A port nobody listens on, below the range that outgoing connections take.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Two test processes at once start in different places.
+    let base = 15_000 + u16::try_from(std::process::id() % 60).unwrap() * 250;
+    loop {
+        let port = base + NEXT.fetch_add(1, Ordering::Relaxed) % 2_500;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// A running program.
+pub struct Process {
+    name: &'static str,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts it with nothing but these variables in its environment.
+    pub fn start(name: &'static str, binary: &str, arguments: &[&str], environment: &[(String, String)], folder: &Path) -> Self {
+        let log = folder.join(format!("{name}-{}.log", uuid::Uuid::new_v4().simple()));
+        let file = File::create(&log).unwrap();
+        let child = Command::new(binary)
+            .args(arguments)
+            .env_clear()
+            .env("PATH", std::env::var("PATH").unwrap_or_default())
+            .env("RUST_BACKTRACE", "1")
+            .envs(environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().unwrap())
+            .stderr(file)
+            .spawn()
+            .unwrap_or_else(|error| panic!("{binary}: {error}"));
+        Self { name, child, log }
+    }
+
+    /// What it has written so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
+    }
+
+    /// Its end, within the limit.
+    pub fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + limit;
+        while Instant::now() < deadline {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return Some(status);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        None
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let log = self.log();
+        if std::thread::panicking() {
+            let tail: Vec<&str> = log.lines().rev().take(40).collect();
+            eprintln!("--- log of {} ---", self.name);
+            for line in tail.iter().rev() {
+                eprintln!("{line}");
+            }
+        }
+        // A panic in a request kills that request alone, so nothing else would show it.
+        if !std::thread::panicking() {
+            assert!(!log.contains("panicked at"), "{} panicked:\n{log}", self.name);
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! A stand-in for a cell that records every request and answers as it is told: for what a real cell
+//! would not show (its connections, its headers) or not do (be late, break off).
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+/// A request as the cell got it.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    /// Request line without the version.
+    pub line: String,
+    /// Names in lower case, in order.
+    pub headers: Vec<(String, String)>,
+    /// The whole body, decoded.
+    pub body: Vec<u8>,
+}
+
+impl Recorded {
+    /// All values of a header.
+    pub fn all(&self, name: &str) -> Vec<&str> {
+        self.headers.iter().filter(|(n, _)| n == name).map(|(_, value)| value.as_str()).collect()
+    }
+}
+
+/// How it answers.
+#[derive(Clone, Debug)]
+pub enum Reply {
+    /// 200 with this body at once.
+    Json(&'static str),
+    /// The same after a while, unless the client leaves before.
+    Late(Duration),
+    /// Never.
+    Never,
+    /// Closes the connection after reading the request.
+    Close,
+    /// Bytes that are not HTTP.
+    Garbage,
+}
+
+/// See the module.
+pub struct Recorder {
+    /// Its port.
+    pub port: u16,
+    state: Arc<State>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+struct State {
+    requests: Mutex<Vec<Recorded>>,
+    reply: Mutex<Reply>,
+    connections: AtomicUsize,
+    abandoned: AtomicUsize,
+}
+
+impl Recorder {
+    /// Starts one.
+    pub async fn start() -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let state = Arc::new(State {
+            requests: Mutex::default(),
+            reply: Mutex::new(Reply::Json("{}")),
+            connections: AtomicUsize::new(0),
+            abandoned: AtomicUsize::new(0),
+        });
+        let shared = Arc::clone(&state);
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                shared.connections.fetch_add(1, Ordering::SeqCst);
+                tokio::spawn(serve(stream, Arc::clone(&shared)));
+            }
+        });
+        Self { port, state, task }
+    }
+
+    /// Changes how it answers.
+    pub fn reply(&self, reply: Reply) {
+        *self.state.reply.lock().unwrap() = reply;
+    }
+
+    /// What it has got, and forgets it.
+    pub fn take(&self) -> Vec<Recorded> {
+        std::mem::take(&mut self.state.requests.lock().unwrap())
+    }
+
+    /// Requests so far.
+    pub fn count(&self) -> usize {
+        self.state.requests.lock().unwrap().len()
+    }
+
+    /// Connections so far.
+    pub fn connections(&self) -> usize {
+        self.state.connections.load(Ordering::SeqCst)
+    }
+
+    /// Requests whose sender closed before the answer.
+    pub fn abandoned(&self) -> usize {
+        self.state.abandoned.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn serve(mut stream: TcpStream, state: Arc<State>) {
+    let mut unread = Vec::new();
+    while let Some(request) = read_request(&mut stream, &mut unread).await {
+        state.requests.lock().unwrap().push(request);
+        let reply = state.reply.lock().unwrap().clone();
+        let body = match reply {
+            Reply::Json(body) => body,
+            Reply::Late(delay) => {
+                if gone(&mut stream, Some(delay)).await {
+                    state.abandoned.fetch_add(1, Ordering::SeqCst);
+                    return;
+                }
+                "{}"
+            }
+            Reply::Never => {
+                gone(&mut stream, None).await;
+                state.abandoned.fetch_add(1, Ordering::SeqCst);
+                return;
+            }
+            Reply::Close => return,
+            Reply::Garbage => {
+                let _ = stream.write_all(b"\x00\x01 this is not HTTP\r\n\r\n").await;
+                return;
+            }
+        };
+        let answer = format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nx-queen-request-id: from-the-cell\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        if stream.write_all(answer.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Whether the other side closes before the delay is over.
+async fn gone(stream: &mut TcpStream, delay: Option<Duration>) -> bool {
+    let mut byte = [0; 1];
+    let closed = stream.read(&mut byte);
+    match delay {
+        Some(delay) => tokio::time::timeout(delay, closed).await.is_ok(),
+        None => {
+            let _ = closed.await;
+            true
+        }
+    }
+}
+
+async fn read_request(stream: &mut TcpStream, unread: &mut Vec<u8>) -> Option<Recorded> {
+    let end = loop {
+        if let Some(end) = unread.windows(4).position(|four| four == b"\r\n\r\n") {
+            break end;
+        }
+        fill(stream, unread).await?;
+    };
+    let head = String::from_utf8_lossy(&unread.drain(..end + 4).collect::<Vec<_>>()[..end]).into_owned();
+    let mut lines = head.split("\r\n");
+    let line = lines.next()?.trim_end_matches(" HTTP/1.1").to_owned();
+    let headers: Vec<(String, String)> = lines
+        .filter_map(|line| line.split_once(':'))
+        .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
+        .collect();
+    let value = |name: &str| headers.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone());
+    let mut body = Vec::new();
+    if value("transfer-encoding").is_some() {
+        loop {
+            let end = loop {
+                if let Some(end) = unread.windows(2).position(|two| two == b"\r\n") {
+                    break end;
+                }
+                fill(stream, unread).await?;
+            };
+            let size = usize::from_str_radix(std::str::from_utf8(&unread[..end]).ok()?.trim(), 16).ok()?;
+            while unread.len() < end + 2 + size + 2 {
+                fill(stream, unread).await?;
+            }
+            body.extend_from_slice(&unread[end + 2..end + 2 + size]);
+            unread.drain(..end + 2 + size + 2);
+            if size == 0 {
+                break;
+            }
+        }
+    } else if let Some(length) = value("content-length") {
+        let length: usize = length.parse().ok()?;
+        while unread.len() < length {
+            fill(stream, unread).await?;
+        }
+        body = unread.drain(..length).collect();
+    }
+    Some(Recorded { line, headers, body })
+}
+
+async fn fill(stream: &mut TcpStream, unread: &mut Vec<u8>) -> Option<()> {
+    let mut piece = [0; 64 * 1024];
+    match stream.read(&mut piece).await {
+        Ok(0) | Err(_) => None,
+        Ok(n) => {
+            unread.extend_from_slice(&piece[..n]);
+            Some(())
+        }
+    }
+}

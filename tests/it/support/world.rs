@@ -1,0 +1,376 @@
+//! A whole deployment for one test: databases, a cell, proxies, tenants.
+
+use super::{Process, Recorder, Socket, eventually, free_port};
+use queen_proxy::dev::postgres::{Postgres, Settings, USER};
+use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
+use std::{
+    sync::{Arc, Mutex, Weak},
+    time::Duration,
+};
+use tempfile::TempDir;
+use uuid::Uuid;
+
+/// A private PostgreSQL server.
+pub struct Postgresql(Mutex<Postgres>);
+
+impl Postgresql {
+    fn start() -> Arc<Self> {
+        let folder = std::env::temp_dir().join(format!("queen-it-{}", Uuid::new_v4().simple()));
+        let settings = Settings { folder, port: free_port(), throw_away: true };
+        Arc::new(Self(Mutex::new(Postgres::start(settings).unwrap())))
+    }
+
+    /// The server that the worlds of this process share while any of them lives.
+    fn shared() -> Arc<Self> {
+        static SHARED: Mutex<Weak<Postgresql>> = Mutex::new(Weak::new());
+        let mut shared = SHARED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        shared.upgrade().unwrap_or_else(|| {
+            let server = Self::start();
+            *shared = Arc::downgrade(&server);
+            server
+        })
+    }
+
+    /// Stops it as an outage would.
+    pub fn stop(&self) {
+        self.0.lock().unwrap().stop();
+    }
+
+    /// Starts it again on the same port.
+    pub fn start_again(&self) {
+        self.0.lock().unwrap().launch().unwrap();
+    }
+
+    fn port(&self) -> u16 {
+        self.0.lock().unwrap().port()
+    }
+
+    fn password(&self) -> String {
+        self.0.lock().unwrap().password().expose().to_owned()
+    }
+
+    /// A superuser's connection.
+    pub async fn connect(&self, database: &str) -> PgConnection {
+        let options = PgConnectOptions::new_without_pgpass()
+            .host("127.0.0.1")
+            .port(self.port())
+            .username(USER)
+            .password(&self.password())
+            .database(database);
+        PgConnection::connect_with(&options).await.unwrap()
+    }
+}
+
+/// A tenant with one cluster and a key with all scopes.
+#[derive(Clone, Debug)]
+pub struct Tenant {
+    /// `tenants.id`
+    pub tenant: Uuid,
+    /// `clusters.id`
+    pub cluster: Uuid,
+    /// `clusters.slug`
+    pub slug: String,
+    /// Plaintext of its key.
+    pub key: String,
+}
+
+impl Tenant {
+    /// The `Host` of its cluster.
+    pub fn host(&self) -> String {
+        format!("{}.q.example", self.slug)
+    }
+
+    /// Host and credential as header lines.
+    pub fn headers(&self) -> String {
+        format!("Host: {}\r\nAuthorization: Bearer {}\r\n", self.host(), self.key)
+    }
+}
+
+/// What a world is to be made of.
+pub struct WorldBuilder {
+    proxies: usize,
+    environment: Vec<(String, String)>,
+    own_control_postgres: bool,
+    recorder: bool,
+}
+
+impl WorldBuilder {
+    /// Number of proxies on the one control plane.
+    pub fn proxies(mut self, proxies: usize) -> Self {
+        self.proxies = proxies;
+        self
+    }
+
+    /// A variable of the proxies' environment.
+    pub fn env(mut self, name: &str, value: impl ToString) -> Self {
+        self.environment.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// The control plane on a server of its own, which the test may stop.
+    pub fn own_control_postgres(mut self) -> Self {
+        self.own_control_postgres = true;
+        self
+    }
+
+    /// A recording stand-in in place of the cell.
+    pub fn recorder(mut self) -> Self {
+        self.recorder = true;
+        self
+    }
+
+    /// Starts everything and waits until it answers.
+    pub async fn start(self) -> World {
+        let server = Postgresql::shared();
+        let control_server = if self.own_control_postgres { Postgresql::start() } else { Arc::clone(&server) };
+        let name = Uuid::new_v4().simple().to_string();
+        let (control_db, cell_db) = (format!("control_{name}"), format!("cell_{name}"));
+        create(&control_server, &control_db).await;
+        let folder = TempDir::new().unwrap();
+        let secret = format!("cell-secret-{}", Uuid::new_v4().simple());
+        let (mut cell, mut recorder) = (None, None);
+        let cell_port = if self.recorder {
+            let started = Recorder::start().await;
+            let port = started.port;
+            recorder = Some(started);
+            port
+        } else {
+            create(&server, &cell_db).await;
+            let port = free_port();
+            cell = Some(start_cell(&server, &cell_db, port, &secret, &folder));
+            port
+        };
+        let mut world = World {
+            server,
+            control_server,
+            control_db,
+            cell_db,
+            cell_secret: secret,
+            cell_port,
+            cell_id: Uuid::nil(),
+            cell,
+            recorder,
+            proxies: Vec::new(),
+            environment: self.environment,
+            folder,
+        };
+        for _ in 0..self.proxies {
+            world.add_proxy();
+        }
+        for index in 0..self.proxies {
+            world.wait_for_proxy(index).await;
+        }
+        if world.cell.is_some() {
+            wait_for_health(cell_port).await;
+        }
+        if self.proxies > 0 {
+            world.cell_id = world.add_cell("cell", cell_port).await;
+        }
+        world
+    }
+}
+
+/// See the module.
+pub struct World {
+    /// The server of the cell's database.
+    pub server: Arc<Postgresql>,
+    /// The server of the control plane's database.
+    pub control_server: Arc<Postgresql>,
+    /// The control plane's database.
+    pub control_db: String,
+    /// The cell's database.
+    pub cell_db: String,
+    /// What the proxy presents to the cell.
+    pub cell_secret: String,
+    /// Where the cell listens.
+    pub cell_port: u16,
+    /// `cells.id`
+    pub cell_id: Uuid,
+    /// The cell, unless it is a recorder.
+    pub cell: Option<Process>,
+    /// The recorder, when one was asked for.
+    pub recorder: Option<Recorder>,
+    /// Each with its port.
+    pub proxies: Vec<(u16, Process)>,
+    environment: Vec<(String, String)>,
+    folder: TempDir,
+}
+
+impl World {
+    /// A world with one proxy and a real cell.
+    pub async fn new() -> Self {
+        Self::builder().start().await
+    }
+
+    /// A world to be described.
+    pub fn builder() -> WorldBuilder {
+        WorldBuilder { proxies: 1, environment: Vec::new(), own_control_postgres: false, recorder: false }
+    }
+
+    /// The first proxy's port.
+    pub fn port(&self) -> u16 {
+        self.proxies[0].0
+    }
+
+    /// The stand-in cell.
+    pub fn recorder(&self) -> &Recorder {
+        self.recorder.as_ref().expect("a world with a recorder")
+    }
+
+    /// What the proxies of this world are started with.
+    pub fn proxy_environment(&self, port: u16) -> Vec<(String, String)> {
+        let mut environment: Vec<(String, String)> = [
+            ("QUEEN_PROXY_BIND_ADDR", "127.0.0.1".to_owned()),
+            ("QUEEN_PROXY_PORT", port.to_string()),
+            ("QUEEN_PROXY_WORKER_THREADS", "2".to_owned()),
+            ("PXDB_HOST", "127.0.0.1".to_owned()),
+            ("PXDB_PORT", self.control_server.port().to_string()),
+            ("PXDB_USER", USER.to_owned()),
+            ("PXDB_PASSWORD", self.control_server.password()),
+            ("PXDB_DB", self.control_db.clone()),
+            // Many worlds share one server.
+            ("PXDB_POOL_SIZE", "4".to_owned()),
+            ("LOG_LEVEL", "debug".to_owned()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into();
+        environment.extend(self.environment.iter().cloned());
+        environment
+    }
+
+    /// Starts another proxy without waiting for it; returns its index.
+    pub fn add_proxy(&mut self) -> usize {
+        let port = free_port();
+        let environment = self.proxy_environment(port);
+        let binary = env!("CARGO_BIN_EXE_queen-proxy");
+        let process = Process::start("queen-proxy", binary, &["serve"], &environment, self.folder.path());
+        self.proxies.push((port, process));
+        self.proxies.len() - 1
+    }
+
+    /// Waits until a proxy answers and hears of changes.
+    pub async fn wait_for_proxy(&mut self, index: usize) {
+        let (port, process) = &mut self.proxies[index];
+        wait_for_health(*port).await;
+        eventually("the listener is connected", Duration::from_secs(20), async || {
+            process.log().contains("listener: connected").then_some(())
+        })
+        .await;
+    }
+
+    /// Kills the cell and starts it again on the same port and database.
+    pub async fn restart_cell(&mut self) {
+        self.cell = None;
+        self.cell = Some(start_cell(&self.server, &self.cell_db, self.cell_port, &self.cell_secret, &self.folder));
+        wait_for_health(self.cell_port).await;
+    }
+
+    /// A superuser's connection to the control plane.
+    pub async fn control(&self) -> PgConnection {
+        self.control_server.connect(&self.control_db).await
+    }
+
+    /// A superuser's connection to the cell's database.
+    pub async fn cell_database(&self) -> PgConnection {
+        self.server.connect(&self.cell_db).await
+    }
+
+    /// Runs statements on the control plane.
+    pub async fn sql(&self, statements: &str) {
+        let statements = sqlx::AssertSqlSafe(statements.to_owned());
+        sqlx::raw_sql(statements).execute(&mut self.control().await).await.unwrap();
+    }
+
+    /// A row in `cells` for a port on this machine.
+    pub async fn add_cell(&self, slug: &str, port: u16) -> Uuid {
+        sqlx::query_scalar(
+            "INSERT INTO queen_proxy.cells (slug, region, base_url, class, cell_secret)
+                  VALUES ($1, 'test', $2, 'shared', $3) RETURNING id",
+        )
+        .bind(slug)
+        .bind(format!("http://127.0.0.1:{port}"))
+        .bind(&self.cell_secret)
+        .fetch_one(&mut self.control().await)
+        .await
+        .unwrap()
+    }
+
+    /// A tenant with cluster `<name>-prod` and a key.
+    pub async fn tenant(&self, name: &str) -> Tenant {
+        let slug = format!("{name}-prod");
+        let (tenant, cluster, key): (Uuid, Uuid, String) = sqlx::query_as(
+            "SELECT (made ->> 'tenant_id')::uuid, (made ->> 'cluster_id')::uuid, made ->> 'api_key'
+               FROM queen_proxy.bootstrap_tenant($1, $1, $2, 'pro', $3, $4) AS made",
+        )
+        .bind(name)
+        .bind(&slug)
+        .bind(self.cell_id)
+        .bind(format!("admin@{name}.example"))
+        .fetch_one(&mut self.control().await)
+        .await
+        .unwrap();
+        Tenant { tenant, cluster, slug, key }
+    }
+
+    /// Another key of a cluster, with these scopes.
+    pub async fn key(&self, cluster: Uuid, scopes: &[&str]) -> (Uuid, String) {
+        let key = format!("qk_test_{}", Uuid::new_v4().simple());
+        let id = sqlx::query_scalar("SELECT queen_proxy.issue_api_key($1, 'test', $2, $3)")
+            .bind(cluster)
+            .bind(hex::encode(queen_proxy::identity::digest(&key)))
+            .bind(scopes)
+            .fetch_one(&mut self.control().await)
+            .await
+            .unwrap();
+        (id, key)
+    }
+
+    /// One request on a connection of its own through the first proxy: `head` is the request line
+    /// without version and the headers, each ended by `\r\n`.
+    pub async fn ask(&self, line: &str, headers: &str, body: &str) -> super::Answer {
+        self.ask_proxy(0, line, headers, body).await
+    }
+
+    /// The same through one of several proxies.
+    pub async fn ask_proxy(&self, proxy: usize, line: &str, headers: &str, body: &str) -> super::Answer {
+        let length = if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
+        let request = format!("{line} HTTP/1.1\r\n{headers}{length}\r\n{body}");
+        Socket::open(self.proxies[proxy].0).await.ask(request).await
+    }
+}
+
+fn start_cell(server: &Postgresql, database: &str, port: u16, secret: &str, folder: &TempDir) -> Process {
+    let environment = [
+        ("HOST", "127.0.0.1".to_owned()),
+        ("PORT", port.to_string()),
+        ("PG_HOST", "127.0.0.1".to_owned()),
+        ("PG_PORT", server.port().to_string()),
+        ("PG_USER", USER.to_owned()),
+        ("PG_PASSWORD", server.password()),
+        ("PG_DB", database.to_owned()),
+        ("QUEEN_KV_POOL_SIZE", "8".to_owned()),
+        ("QUEEN_TENANCY_HEADER", "true".to_owned()),
+        ("QUEEN_KV_TRUSTED_PROXY", "true".to_owned()),
+        ("QUEEN_CELL_SECRET", secret.to_owned()),
+    ]
+    .map(|(name, value)| (name.to_owned(), value));
+    Process::start("queen-cell", env!("CARGO_BIN_EXE_queen-cell"), &["serve"], &environment, folder.path())
+}
+
+async fn create(server: &Postgresql, database: &str) {
+    let statement = sqlx::AssertSqlSafe(format!("CREATE DATABASE {database}"));
+    sqlx::query(statement).execute(&mut server.connect("postgres").await).await.unwrap();
+}
+
+/// Both programs answer on a path of their own without a credential.
+async fn wait_for_health(port: u16) {
+    eventually("the program answers", Duration::from_secs(30), async || {
+        let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.ok()?;
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.ok()?;
+        answer.starts_with("HTTP/1.1").then_some(())
+    })
+    .await;
+}
