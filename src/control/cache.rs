@@ -37,12 +37,27 @@ pub trait Cached: Send + Sync + 'static {
 pub trait Key: Copy + Eq + Hash + Send + Sync + 'static {}
 impl<T: Copy + Eq + Hash + Send + Sync + 'static> Key for T {}
 
-type Loading<V> = Pin<Box<dyn Future<Output = Lookup<V>> + Send>>;
+/// What a load brings.
+#[derive(Clone, Copy, Debug)]
+pub enum Loaded<V> {
+    /// The row.
+    Found(V),
+    /// There is no such row.
+    Absent,
+    /// The database is there, but this answer cannot be used: a concern of this key alone.
+    Unusable,
+    /// The database did not answer: a concern of every key.
+    Silent,
+}
 
-/// After silence, how long the database is left alone where an older answer can serve.
+type Loading<V> = Pin<Box<dyn Future<Output = Loaded<V>> + Send>>;
+
+/// In silence the database is asked this often, and not for each request.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// How often an answer that was overtaken by an invalidation is asked for again.
 const MAX_RELOADS: usize = 4;
+/// How many dropped entries of one cluster are asked for again before somebody needs them.
+const MAX_EAGER: usize = 32;
 
 /// Counters since the start, for metrics and tests.
 #[derive(Debug, Default)]
@@ -123,12 +138,13 @@ impl<K: Key, V: Cached> Cache<K, V> {
             return answer;
         }
         let older = self.0.servable(&key);
+        if !self.0.silence.may_ask() {
+            // Waiting for it would only pile up requests.
+            return older.map_or(Lookup::Unavailable, |older| self.0.serve_stale(older));
+        }
         let Some(older) = older else {
             return self.0.shared_load(key, true).await;
         };
-        if !self.0.silence.may_ask() {
-            return self.0.serve_stale(older);
-        }
         match timeout(self.0.config.refresh_wait, self.0.shared_load(key, false)).await {
             Ok(Lookup::Unavailable) => self.0.serve_stale(older),
             Ok(answer) => answer,
@@ -140,15 +156,19 @@ impl<K: Key, V: Cached> Cache<K, V> {
     }
 
     /// Drops what is known of a cluster, and every remembered absence: the change may be what
-    /// brought the absent thing into being.
+    /// brought the absent thing into being. What was in use is asked for again at once, so that an
+    /// outage that begins now finds it known.
     pub fn invalidate(&self, cluster: ClusterId) {
         self.0.versions.invalidate(cluster);
-        if let Some((_, keys)) = self.0.by_cluster.remove(&cluster) {
-            for key in keys {
-                self.0.present.remove_if(&key, |_, entry| entry.value.cluster() == cluster);
-            }
+        let dropped = self.0.by_cluster.remove(&cluster).map(|(_, keys)| keys).unwrap_or_default();
+        for key in &dropped {
+            self.0.present.remove_if(key, |_, entry| entry.value.cluster() == cluster);
         }
         self.0.absent.clear();
+        for key in dropped.into_iter().take(MAX_EAGER) {
+            let cache = Arc::clone(&self.0);
+            self.0.runtime.spawn(async move { drop(cache.shared_load(key, true).await) });
+        }
     }
 
     /// Makes every entry ask the database again before it serves; entries still bridge silence.
@@ -242,7 +262,7 @@ impl<K: Key, V: Cached> Inner<K, V> {
             for _ in 0..MAX_RELOADS {
                 let version = self.versions.now();
                 self.stats.loads.fetch_add(1, Ordering::Relaxed);
-                let answer = (self.load)(key).await;
+                let answer = self.settle((self.load)(key).await);
                 if self.store(key, &answer, version) {
                     return answer;
                 }
@@ -250,14 +270,26 @@ impl<K: Key, V: Cached> Inner<K, V> {
             }
             // Invalidations come faster than answers: true for this request, not to be kept.
             self.stats.loads.fetch_add(1, Ordering::Relaxed);
-            (self.load)(key).await
+            self.settle((self.load)(key).await)
         };
-        let answer = timeout(self.load_limit, whole).await.unwrap_or(Lookup::Unavailable);
-        match answer {
-            Lookup::Unavailable => self.silence.begin(),
-            _ => self.silence.end(),
+        match timeout(self.load_limit, whole).await {
+            Ok(answer) => answer,
+            Err(_) => self.settle(Loaded::Silent),
         }
-        answer
+    }
+
+    /// Takes note of whether the database speaks.
+    fn settle(&self, loaded: Loaded<V>) -> Lookup<V> {
+        if matches!(loaded, Loaded::Silent) {
+            self.silence.begin();
+        } else {
+            self.silence.end();
+        }
+        match loaded {
+            Loaded::Found(value) => Lookup::Found(Arc::new(value)),
+            Loaded::Absent => Lookup::Absent,
+            Loaded::Unusable | Loaded::Silent => Lookup::Unavailable,
+        }
     }
 
     /// Keeps an answer; false when an invalidation overtook it. The check comes after the insert:

@@ -1,6 +1,6 @@
 //! The cache against a loader whose answers and pace the test decides. Time is tokio's paused clock.
 
-use super::{Cache, Cached};
+use super::{Cache, Cached, Loaded};
 use crate::{config::proxy::CacheConfig, domain::{ids::ClusterId, lookup::Lookup}};
 use std::{
     sync::{
@@ -26,6 +26,7 @@ impl Cached for Thing {
 enum Database {
     Has(u32),
     HasNothing,
+    HasNonsense,
     IsSilent,
     Hangs,
 }
@@ -74,9 +75,10 @@ impl Stage {
                 stage.gate.acquire().await.unwrap().forget();
                 stage.gate.add_permits(1);
                 match answer {
-                    Database::Has(value) => Lookup::Found(Arc::new(Thing(value))),
-                    Database::HasNothing => Lookup::Absent,
-                    Database::IsSilent => Lookup::Unavailable,
+                    Database::Has(value) => Loaded::Found(Thing(value)),
+                    Database::HasNothing => Loaded::Absent,
+                    Database::HasNonsense => Loaded::Unusable,
+                    Database::IsSilent => Loaded::Silent,
                     Database::Hangs => std::future::pending().await,
                 }
             })
@@ -130,8 +132,34 @@ async fn silence_is_bridged_for_the_grace_and_never_remembered() {
     assert!(matches!(cache.get(1).await, Lookup::Unavailable), "the grace is over");
     assert!(matches!(cache.get(2).await, Lookup::Unavailable), "never seen");
     stage.now(Database::Has(3));
+    advance(Duration::from_secs(1)).await;
     assert_eq!(value(&cache.get(2).await), Some(3), "silence was not remembered as absence");
     assert_eq!(value(&cache.get(1).await), Some(3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_row_that_makes_no_sense_is_bridged_and_is_nobody_elses_concern() {
+    let stage = Stage::new(Database::Has(1));
+    let cache = stage.cache();
+    cache.get(1).await;
+    stage.now(Database::HasNonsense);
+    advance(Duration::from_secs(31)).await;
+    assert_eq!(value(&cache.get(1).await), Some(1));
+    assert!(matches!(cache.get(2).await, Lookup::Unavailable));
+    stage.now(Database::Has(3));
+    assert_eq!(value(&cache.get(3).await), Some(3), "the database speaks, so others are asked for at once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_silence_unknown_keys_do_not_wait_each_for_the_database() {
+    let stage = Stage::new(Database::Hangs);
+    let cache = stage.cache();
+    let start = tokio::time::Instant::now();
+    for key in 0..1000 {
+        assert!(matches!(cache.get(key).await, Lookup::Unavailable));
+    }
+    // One load runs into its limit; after that the silence is known.
+    assert!(start.elapsed() <= Duration::from_secs(6), "{:?}", start.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -161,6 +189,7 @@ async fn absence_denies_at_once_is_remembered_briefly_and_beats_the_grace() {
     advance(Duration::from_secs(6)).await;
     assert!(matches!(cache.get(1).await, Lookup::Unavailable), "nothing came back to life");
     stage.now(Database::Has(2));
+    advance(Duration::from_secs(1)).await;
     assert_eq!(value(&cache.get(1).await), Some(2));
 }
 
@@ -181,11 +210,25 @@ async fn an_invalidation_drops_the_entry_and_clears_absences() {
     assert!(matches!(cache.get(1).await, Lookup::Unavailable));
     // Another cluster's change leaves this one alone.
     stage.now(Database::Has(3));
+    advance(Duration::from_secs(1)).await;
     cache.get(1).await;
     let asked = stage.asked();
     cache.invalidate(ClusterId(Uuid::from_u128(8)));
     cache.get(1).await;
     assert_eq!(stage.asked(), asked);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_invalidation_drops_is_asked_for_again_before_anybody_needs_it() {
+    let stage = Stage::new(Database::Has(1));
+    let cache = stage.cache();
+    cache.get(1).await;
+    stage.now(Database::Has(2));
+    cache.invalidate(CLUSTER);
+    settle().await;
+    assert_eq!(stage.asked(), 2);
+    stage.now(Database::IsSilent);
+    assert_eq!(value(&cache.get(1).await), Some(2), "known when the silence began");
 }
 
 #[tokio::test(start_paused = true)]
@@ -266,7 +309,7 @@ async fn a_panicking_load_frees_its_waiters_and_the_key() {
             let first = seen.fetch_add(1, Ordering::SeqCst) == 0;
             Box::pin(async move {
                 assert!(!first, "the first load panics on purpose");
-                Lookup::Found(Arc::new(Thing(1)))
+                Loaded::Found(Thing(1))
             })
         });
     assert!(matches!(cache.get(1).await, Lookup::Unavailable));

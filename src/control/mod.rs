@@ -16,10 +16,9 @@ use crate::{
         slug::Slug,
     },
 };
-use cache::{Cache, Cached};
+use cache::{Cache, Cached, Loaded};
 use dashmap::DashSet;
 use std::{
-    fmt::Display,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -154,14 +153,18 @@ async fn load_cluster(store: &Store, slug: Slug) -> Result<Option<Cluster>, Stor
     }
 }
 
-/// Three answers from two: only "no such row" is an absence, every failure is silence.
-fn answer<V>(what: &'static str, loaded: Result<Option<V>, impl Display>) -> Lookup<V> {
+/// Only "no such row" is an absence; failures are told apart by whether the database spoke.
+fn answer<V>(what: &'static str, loaded: Result<Option<V>, StoreError>) -> Loaded<V> {
     match loaded {
-        Ok(Some(value)) => Lookup::Found(Arc::new(value)),
-        Ok(None) => Lookup::Absent,
-        Err(error) => {
+        Ok(Some(value)) => Loaded::Found(value),
+        Ok(None) => Loaded::Absent,
+        Err(error) if error.is_silence() => {
             tracing::debug!(%error, what, "look-up failed");
-            Lookup::Unavailable
+            Loaded::Silent
+        }
+        Err(error) => {
+            tracing::error!(%error, what, "look-up failed");
+            Loaded::Unusable
         }
     }
 }

@@ -33,30 +33,48 @@ pub enum StoreError {
     Malformed(&'static str),
 }
 
+impl StoreError {
+    /// Whether the database did not speak at all, as opposed to saying something unusable.
+    pub fn is_silence(&self) -> bool {
+        match self {
+            Self::Silent(_) => true,
+            Self::Failed(cause) => cause.silence,
+            Self::Malformed(_) => false,
+        }
+    }
+}
+
 /// What is safe to log of a driver's error: an SQLSTATE, or the kind. Its own text may quote values.
 #[derive(Debug)]
-pub struct Cause(String);
+pub struct Cause {
+    text: String,
+    silence: bool,
+}
 
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
 impl From<sqlx::Error> for StoreError {
     fn from(error: sqlx::Error) -> Self {
-        let cause = match &error {
+        let (text, silence) = match &error {
             sqlx::Error::Database(database) => {
-                format!("SQLSTATE {}", database.code().unwrap_or_default())
+                let state = database.code().unwrap_or_default();
+                // Connections, resources, intervention (also a cancelled statement), system.
+                let silence = ["08", "53", "57", "58"].iter().any(|class| state.starts_with(class));
+                (format!("SQLSTATE {state}"), silence)
             }
-            sqlx::Error::Io(io) => format!("input/output: {}", io.kind()),
-            sqlx::Error::PoolTimedOut => "no free connection in the pool in time".to_owned(),
-            sqlx::Error::Tls(_) => "TLS".to_owned(),
-            sqlx::Error::Protocol(_) => "protocol".to_owned(),
-            sqlx::Error::ColumnDecode { index, .. } => format!("column {index} does not decode"),
-            _ => "driver".to_owned(),
+            sqlx::Error::ColumnDecode { index, .. } => (format!("column {index} does not decode"), false),
+            sqlx::Error::ColumnNotFound(name) => (format!("column {name} is missing"), false),
+            sqlx::Error::Io(io) => (format!("input/output: {}", io.kind()), true),
+            sqlx::Error::PoolTimedOut => ("no free connection in the pool in time".to_owned(), true),
+            sqlx::Error::Tls(_) => ("TLS".to_owned(), true),
+            sqlx::Error::Protocol(_) => ("protocol".to_owned(), true),
+            _ => ("driver".to_owned(), true),
         };
-        Self::Failed(Cause(cause))
+        Self::Failed(Cause { text, silence })
     }
 }
 

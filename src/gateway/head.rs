@@ -1,14 +1,16 @@
 //! Reading a request's head: framing (D12), target and host, once, for everybody behind it.
 
 use super::refusal::Refusal;
+use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE};
 use pingora::http::RequestHeader;
 
 /// Largest head, in bytes of request line and headers.
 const MAX_HEAD: usize = 32 * 1024;
 
-/// Refuses what two parsers could read in two ways, and what wants another protocol.
-pub(super) fn check_framing(head: &RequestHeader) -> Result<(), Refusal> {
+/// Refuses what two parsers could read in two ways, and what wants another protocol. `raw` gives
+/// the head as it came: Pingora takes a Content-Length away that stood beside Transfer-Encoding.
+pub(super) fn check_framing(head: &RequestHeader, raw: impl FnOnce() -> Bytes) -> Result<(), Refusal> {
     let lengths: Vec<_> = head.headers.get_all(CONTENT_LENGTH).iter().collect();
     let codings: Vec<_> = head.headers.get_all(TRANSFER_ENCODING).iter().collect();
     if lengths.len() > 1 {
@@ -17,7 +19,7 @@ pub(super) fn check_framing(head: &RequestHeader) -> Result<(), Refusal> {
     if lengths.iter().any(|value| value.is_empty() || !value.as_bytes().iter().all(u8::is_ascii_digit)) {
         return Err(Refusal::Framing("malformed Content-Length"));
     }
-    if !lengths.is_empty() && !codings.is_empty() {
+    if !codings.is_empty() && (!lengths.is_empty() || names_length(&raw())) {
         return Err(Refusal::Framing("Content-Length together with Transfer-Encoding"));
     }
     if codings.len() > 1 || codings.iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"chunked")) {
@@ -34,6 +36,16 @@ pub(super) fn check_framing(head: &RequestHeader) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Whether a line of a raw head is a Content-Length.
+fn names_length(raw: &[u8]) -> bool {
+    const NAME: &[u8] = b"content-length";
+    raw.split(|byte| *byte == b'\n').any(|line| {
+        line.split_at_checked(NAME.len()).is_some_and(|(name, rest)| {
+            name.eq_ignore_ascii_case(NAME) && rest.trim_ascii_start().starts_with(b":")
+        })
+    })
+}
+
 /// Path and query exactly as they will be forwarded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target<'r> {
@@ -48,7 +60,11 @@ pub(super) fn target(head: &RequestHeader) -> Option<Target<'_>> {
     let raw = head.raw_path();
     let same = match raw.first() {
         Some(b'/') => raw == parsed.as_str().as_bytes(),
-        _ => head.uri.scheme_str().is_some() && raw.ends_with(parsed.as_str().as_bytes()),
+        _ => {
+            let scheme = raw.split(|byte| *byte == b':').next().unwrap_or_default();
+            [b"http".as_slice(), b"https"].iter().any(|known| scheme.eq_ignore_ascii_case(known))
+                && raw.ends_with(parsed.as_str().as_bytes())
+        }
     };
     same.then(|| Target { path: parsed.path(), query: parsed.query() })
 }
@@ -64,6 +80,7 @@ pub(super) fn host(head: &RequestHeader) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::check_framing;
+    use bytes::Bytes;
     use pingora::http::RequestHeader;
 
     #[test]
@@ -94,10 +111,21 @@ mod tests {
             for (name, value) in *headers {
                 head.append_header(*name, *value).unwrap();
             }
-            assert_eq!(check_framing(&head).is_ok(), *pass, "{headers:?}");
+            assert_eq!(check_framing(&head, Bytes::new).is_ok(), *pass, "{headers:?}");
         }
         let mut head = RequestHeader::build("GET", b"/", None).unwrap();
         head.append_header("x-large", "a".repeat(33 * 1024)).unwrap();
-        assert!(check_framing(&head).is_err());
+        assert!(check_framing(&head, Bytes::new).is_err());
+    }
+
+    #[test]
+    fn a_length_that_pingora_took_away_is_seen() {
+        let mut head = RequestHeader::build("POST", b"/api/v1/kv", None).unwrap();
+        head.append_header("transfer-encoding", "chunked").unwrap();
+        let of = |raw: &'static str| check_framing(&head, || Bytes::from_static(raw.as_bytes())).is_ok();
+        assert!(of("POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\nx: content-length: 5\r\n\r\n"));
+        assert!(of("POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Lengthy: 5\r\n\r\n"));
+        assert!(!of("POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\nCONTENT-length: 5\r\n\r\n"));
+        assert!(!of("POST /x HTTP/1.1\nContent-Length : 5\nTransfer-Encoding: chunked\n\n"));
     }
 }

@@ -24,6 +24,7 @@ use pingora::{
     Error, ErrorSource, ErrorType, Result,
     http::{RequestHeader, ResponseHeader},
     prelude::{HttpPeer, ProxyHttp, Session},
+    protocols::http::ServerSession as HttpSession,
     proxy::FailToProxy,
 };
 use pipeline::Pipeline;
@@ -94,9 +95,14 @@ impl ProxyHttp for Gateway {
     }
 
     async fn early_request_filter(&self, session: &mut Session, _: &mut Context) -> Result<()> {
-        // Pingora forgets these after each request, and would then wait for ever (D21).
-        let draining = self.load.draining.load(Ordering::Acquire);
-        session.set_keepalive((!draining).then(|| self.timeouts.keepalive.as_secs().max(1)));
+        // Pingora forgets these after each request, and would then wait for ever (D21). What it has
+        // decided to close (HTTP/1.0, doubtful framing) stays so.
+        let may_go_on = match session.as_downstream() {
+            HttpSession::H1(h1) => h1.will_keepalive(),
+            _ => true,
+        };
+        let keep = may_go_on && !self.load.draining.load(Ordering::Acquire);
+        session.set_keepalive(keep.then(|| self.timeouts.keepalive.as_secs().max(1)));
         session.as_downstream_mut().set_read_timeout(Some(self.timeouts.client_read));
         session.as_downstream_mut().set_write_timeout(Some(self.timeouts.upstream));
         Ok(())
@@ -104,7 +110,7 @@ impl ProxyHttp for Gateway {
 
     async fn request_filter(&self, session: &mut Session, ctx: &mut Context) -> Result<bool> {
         let head = session.req_header();
-        let decision = match head::check_framing(head) {
+        let decision = match head::check_framing(head, || session.to_h1_raw()) {
             Err(refusal) => Err(refusal),
             Ok(()) => {
                 let target = head::target(head);

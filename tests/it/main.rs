@@ -2,8 +2,14 @@
 
 mod support;
 
+mod cells;
+mod changes;
 mod configuration;
 mod control_functions;
+mod dev_command;
 mod front_door;
+mod hostile_requests;
+mod isolation;
 mod kv_vectors;
+mod outages;
 mod published_clients;

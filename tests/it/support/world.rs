@@ -49,15 +49,19 @@ impl Postgresql {
         self.0.lock().unwrap().password().expose().to_owned()
     }
 
-    /// A superuser's connection.
-    pub async fn connect(&self, database: &str) -> PgConnection {
-        let options = PgConnectOptions::new_without_pgpass()
+    /// How the superuser reaches a database.
+    pub fn connect_options(&self, database: &str) -> PgConnectOptions {
+        PgConnectOptions::new_without_pgpass()
             .host("127.0.0.1")
             .port(self.port())
             .username(USER)
             .password(&self.password())
-            .database(database);
-        PgConnection::connect_with(&options).await.unwrap()
+            .database(database)
+    }
+
+    /// A superuser's connection.
+    pub async fn connect(&self, database: &str) -> PgConnection {
+        PgConnection::connect_with(&self.connect_options(database)).await.unwrap()
     }
 }
 
@@ -230,7 +234,7 @@ impl World {
             ("PXDB_DB", self.control_db.clone()),
             // Many worlds share one server.
             ("PXDB_POOL_SIZE", "4".to_owned()),
-            ("LOG_LEVEL", "debug".to_owned()),
+            ("RUST_LOG", "info,queen_proxy=debug,sqlx=warn".to_owned()),
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .into();

@@ -1,0 +1,162 @@
+//! The control plane's database away, cut off and back, under traffic.
+
+use crate::support::{Tenant, World, eventually};
+use std::time::{Duration, Instant};
+
+const GET: &str = "GET /api/v1/kv/ns/k";
+
+async fn status(world: &World, tenant: &Tenant) -> u16 {
+    world.ask(GET, &tenant.headers(), "").await.status
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn known_tenants_outlive_the_database_for_the_whole_grace() {
+    const GRACE: Duration = Duration::from_secs(6);
+    let world = World::builder()
+        .own_control_postgres()
+        .env("QUEEN_PROXY_CACHE_TTL_MS", 200)
+        .env("QUEEN_PROXY_STALE_GRACE_MS", GRACE.as_millis())
+        .env("PXDB_TIMEOUT_MS", 1000)
+        .start()
+        .await;
+    let acme = world.tenant("acme").await;
+    let globex = world.tenant("globex").await;
+    let unseen_key = world.key(acme.cluster, &["read"]).await.1;
+    assert_eq!(status(&world, &acme).await, 200);
+
+    world.control_server.stop();
+    let stopped = Instant::now();
+    let mut served = 0;
+    while stopped.elapsed() < GRACE - Duration::from_secs(1) {
+        let asked = Instant::now();
+        assert_eq!(status(&world, &acme).await, 200, "{:?} into the outage", stopped.elapsed());
+        assert!(asked.elapsed() < Duration::from_secs(2));
+        served += 1;
+    }
+    assert!(served > 100, "{served} requests served from what was known");
+    // Nothing is known of these, and nothing is made up: the answer is the same every time.
+    for _ in 0..3 {
+        let unknown = world.ask(GET, "Host: nobody.q.example\r\n", "").await;
+        assert_eq!((unknown.status, unknown.code().as_str()), (421, "cluster_unknown"));
+        assert_eq!(status(&world, &globex).await, 421);
+        let headers = format!("Host: {}\r\nAuthorization: Bearer {unseen_key}\r\n", acme.host());
+        assert_eq!(world.ask(GET, &headers, "").await.status, 401);
+    }
+    eventually("the grace ends", GRACE + Duration::from_secs(5), async || {
+        (status(&world, &acme).await == 421).then_some(())
+    })
+    .await;
+    assert!(stopped.elapsed() >= GRACE - Duration::from_millis(200), "{:?}", stopped.elapsed());
+
+    world.control_server.start_again();
+    // Silence was not remembered as absence: what was there works as soon as the database does.
+    for tenant in [&acme, &globex] {
+        eventually("recovery by itself", Duration::from_secs(5), async || {
+            (status(&world, tenant).await == 200).then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_changed_while_the_listener_was_cut_off_is_seen_after_the_reconnect() {
+    let world = World::builder().own_control_postgres().start().await;
+    let acme = world.tenant("acme").await;
+    let (key_id, key) = world.key(acme.cluster, &["read"]).await;
+    let headers = format!("Host: {}\r\nAuthorization: Bearer {key}\r\n", acme.host());
+    assert_eq!(world.ask(GET, &headers, "").await.status, 200);
+    // One transaction that first cuts the listener off and then revokes: its notification is lost.
+    world
+        .sql(&format!(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+              WHERE application_name = 'queen-proxy-listen' AND datname = current_database();
+             SELECT queen_proxy.revoke_api_key('{key_id}')"
+        ))
+        .await;
+    let revoked = Instant::now();
+    eventually("the revocation", Duration::from_secs(5), async || {
+        (world.ask(GET, &headers, "").await.status == 401).then_some(())
+    })
+    .await;
+    println!("effect of a revocation while the listener was cut off: {:?}", revoked.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_restarts_under_traffic_is_not_noticed() {
+    let world = World::builder().own_control_postgres().env("QUEEN_PROXY_CACHE_TTL_MS", 100).start().await;
+    let acme = world.tenant("acme").await;
+    assert_eq!(status(&world, &acme).await, 200);
+    for _ in 0..2 {
+        let traffic = async {
+            for _ in 0..300 {
+                assert_eq!(status(&world, &acme).await, 200);
+            }
+        };
+        let restart = async {
+            let server = std::sync::Arc::clone(&world.control_server);
+            tokio::task::spawn_blocking(move || {
+                server.stop();
+                server.start_again();
+            })
+            .await
+            .unwrap();
+        };
+        tokio::join!(traffic, restart);
+    }
+    // The listener has come back too: changes are heard again.
+    world.sql(&format!("SELECT queen_proxy.set_tenant_status('{}', 'suspended')", acme.tenant)).await;
+    eventually("a change after the restarts", Duration::from_secs(5), async || {
+        (status(&world, &acme).await == 403).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_hangs_does_not_hold_up_known_tenants() {
+    let world = World::builder()
+        .own_control_postgres()
+        .env("QUEEN_PROXY_CACHE_TTL_MS", 100)
+        .env("PXDB_TIMEOUT_MS", 2000)
+        .start()
+        .await;
+    let acme = world.tenant("acme").await;
+    assert_eq!(status(&world, &acme).await, 200);
+    // Locked tables answer nobody: to the proxy the database is black-holed.
+    let mut lock = world.control().await;
+    for statement in ["BEGIN", "LOCK TABLE queen_proxy.clusters, queen_proxy.api_keys IN ACCESS EXCLUSIVE MODE"] {
+        sqlx::query(statement).execute(&mut lock).await.unwrap();
+    }
+    let started = Instant::now();
+    let mut slowest = Duration::ZERO;
+    let mut served = 0;
+    while started.elapsed() < Duration::from_secs(4) {
+        let asked = Instant::now();
+        assert_eq!(status(&world, &acme).await, 200);
+        slowest = slowest.max(asked.elapsed());
+        served += 1;
+    }
+    assert!(served > 100, "{served}");
+    assert!(slowest < Duration::from_millis(1500), "{slowest:?}");
+    sqlx::query("ROLLBACK").execute(&mut lock).await.unwrap();
+    assert_eq!(status(&world, &acme).await, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn five_hundred_first_requests_load_a_cluster_once() {
+    let world = World::builder().env("RUST_LOG", "info,queen_proxy=debug,sqlx::query=debug").start().await;
+    let acme = world.tenant("acme").await;
+    let request = format!("{GET} HTTP/1.1\r\n{}\r\n", acme.headers());
+    let mut asking = tokio::task::JoinSet::new();
+    for _ in 0..500 {
+        let request = request.clone();
+        let port = world.port();
+        asking.spawn(async move { crate::support::Socket::open(port).await.ask(request).await.status });
+    }
+    while let Some(status) = asking.join_next().await {
+        assert_eq!(status.unwrap(), 200);
+    }
+    let log = world.proxies[0].1.log();
+    let loads = |of: &str| log.lines().filter(|line| line.contains("sqlx::query") && line.contains(of)).count();
+    assert_eq!(loads("SELECT c.id, c.tenant_id"), 1);
+    assert_eq!(loads("SELECT id, cluster_id, scopes"), 1);
+}
