@@ -34,7 +34,8 @@ pub enum ProxyError {
 /// Serves until it is told to stop. Blocks; must not be called from inside a runtime.
 pub fn serve(config: &ProxyConfig) -> Result<(), ProxyError> {
     // Database work has threads of its own: it must outlive Pingora's runtimes and not take theirs.
-    let runtime = Builder::new_multi_thread().worker_threads(2).thread_name("control").enable_all().build()?;
+    let runtime =
+        Builder::new_multi_thread().worker_threads(2).thread_name("control").enable_all().build()?;
     let directory = directory(config, &runtime)?;
     server::run(config, directory)?;
     runtime.shutdown_background();

@@ -47,8 +47,8 @@ fn main() -> ExitCode {
 }
 
 fn serve(file: &ConfigFile) -> Result<(), String> {
-    let (config, _) =
-        cell_config::load(source::environment(), file.config.as_deref()).map_err(|error| error.to_string())?;
+    let (config, _) = cell_config::load(source::environment(), file.config.as_deref())
+        .map_err(|error| error.to_string())?;
     let runtime = tokio::runtime::Runtime::new().map_err(|error| error.to_string())?;
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).map_err(|error| error.to_string())?;
@@ -64,8 +64,8 @@ fn serve(file: &ConfigFile) -> Result<(), String> {
 }
 
 fn check(file: &ConfigFile) -> Result<(), String> {
-    let (_, shown) =
-        cell_config::load(source::environment(), file.config.as_deref()).map_err(|error| error.to_string())?;
+    let (_, shown) = cell_config::load(source::environment(), file.config.as_deref())
+        .map_err(|error| error.to_string())?;
     print!("{}", source::print(&shown));
     Ok(())
 }

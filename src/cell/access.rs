@@ -17,10 +17,7 @@ pub(super) fn check(headers: &HeaderMap, secret: Option<&Secret>) -> Result<(), 
         return Err(KvError::Unauthorized);
     };
     let value = value.as_bytes();
-    let space = value
-        .iter()
-        .position(|&byte| byte == b' ')
-        .unwrap_or(value.len());
+    let space = value.iter().position(|&byte| byte == b' ').unwrap_or(value.len());
     let (scheme, token) = value.split_at(space);
     if scheme.eq_ignore_ascii_case(b"bearer") && secret.matches(token.trim_ascii()) {
         Ok(())
@@ -54,11 +51,7 @@ mod tests {
             for value in values {
                 headers.append(AUTHORIZATION, HeaderValue::from_static(value));
             }
-            assert_eq!(
-                check(&headers, Some(&secret)).is_ok(),
-                allowed,
-                "{values:?}"
-            );
+            assert_eq!(check(&headers, Some(&secret)).is_ok(), allowed, "{values:?}");
             assert!(check(&headers, None).is_ok());
         }
     }

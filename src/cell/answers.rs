@@ -36,37 +36,17 @@ struct Envelope<'a> {
 impl KvError {
     /// Status and body of the answer.
     fn envelope(&self) -> (StatusCode, Envelope<'_>) {
-        let plain = |status, error| {
-            (
-                status,
-                Envelope {
-                    error,
-                    reason: None,
-                    detail: None,
-                },
-            )
-        };
-        let reasoned = |status, error, reason| {
-            (
-                status,
-                Envelope {
-                    error,
-                    reason: Some(reason),
-                    detail: None,
-                },
-            )
-        };
+        let plain = |status, error| (status, Envelope { error, reason: None, detail: None });
+        let reasoned =
+            |status, error, reason| (status, Envelope { error, reason: Some(reason), detail: None });
         match self {
             Self::NoSuchRoute => plain(StatusCode::NOT_FOUND, "no_such_route"),
-            Self::MethodNotAllowed { .. } => {
-                plain(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed")
-            }
+            Self::MethodNotAllowed { .. } => plain(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
             Self::Unauthorized => plain(StatusCode::UNAUTHORIZED, "unauthorized"),
             // Literal of the wire, section 7.1.
-            Self::BadTenant => plain(
-                StatusCode::BAD_REQUEST,
-                "invalid x-queen-tenant header (must be a UUID)",
-            ),
+            Self::BadTenant => {
+                plain(StatusCode::BAD_REQUEST, "invalid x-queen-tenant header (must be a UUID)")
+            }
             Self::BodyTooLarge { limit } => (
                 StatusCode::PAYLOAD_TOO_LARGE,
                 Envelope {
@@ -96,14 +76,10 @@ impl KvError {
             Self::Unavailable { reason } => {
                 reasoned(StatusCode::SERVICE_UNAVAILABLE, "kv_unavailable", reason)
             }
-            Self::Misconfigured { reason } => reasoned(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "kv_misconfigured",
-                reason,
-            ),
-            Self::Failed { reason } => {
-                reasoned(StatusCode::INTERNAL_SERVER_ERROR, "kv_error", reason)
+            Self::Misconfigured { reason } => {
+                reasoned(StatusCode::INTERNAL_SERVER_ERROR, "kv_misconfigured", reason)
             }
+            Self::Failed { reason } => reasoned(StatusCode::INTERNAL_SERVER_ERROR, "kv_error", reason),
         }
     }
 
@@ -119,12 +95,8 @@ impl KvError {
         }
         match self {
             Self::Unavailable { .. } => headers.insert(RETRY_AFTER, HeaderValue::from_static("1")),
-            Self::MethodNotAllowed { allow } => {
-                headers.insert(ALLOW, HeaderValue::from_static(allow))
-            }
-            Self::Unauthorized => {
-                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))
-            }
+            Self::MethodNotAllowed { allow } => headers.insert(ALLOW, HeaderValue::from_static(allow)),
+            Self::Unauthorized => headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
             _ => None,
         };
         response
@@ -180,27 +152,9 @@ mod tests {
                 503,
                 r#"{"error":"kv_unavailable","reason":"sqlstate_40001"}"#,
             ),
-            (
-                "57P01",
-                "terminating",
-                None,
-                503,
-                r#"{"error":"kv_unavailable","reason":"sqlstate_57P01"}"#,
-            ),
-            (
-                "53300",
-                "too many",
-                None,
-                503,
-                r#"{"error":"kv_unavailable","reason":"sqlstate_53300"}"#,
-            ),
-            (
-                "42883",
-                "function x",
-                None,
-                500,
-                r#"{"error":"kv_misconfigured","reason":"sqlstate_42883"}"#,
-            ),
+            ("57P01", "terminating", None, 503, r#"{"error":"kv_unavailable","reason":"sqlstate_57P01"}"#),
+            ("53300", "too many", None, 503, r#"{"error":"kv_unavailable","reason":"sqlstate_53300"}"#),
+            ("42883", "function x", None, 500, r#"{"error":"kv_misconfigured","reason":"sqlstate_42883"}"#),
             (
                 "XX000",
                 "kv_result_misaligned",
@@ -208,32 +162,17 @@ mod tests {
                 500,
                 r#"{"error":"kv_error","reason":"kv_result_misaligned"}"#,
             ),
-            (
-                "25006",
-                "read only",
-                None,
-                500,
-                r#"{"error":"kv_error","reason":"sqlstate_25006"}"#,
-            ),
+            ("25006", "read only", None, 500, r#"{"error":"kv_error","reason":"sqlstate_25006"}"#),
         ];
         for (sqlstate, message, detail, status, body) in cases {
             let error = KvError::from_sql(sqlstate, message, detail);
             let (found, envelope) = error.envelope();
-            assert_eq!(
-                (
-                    found.as_u16(),
-                    serde_json::to_string(&envelope).unwrap().as_str()
-                ),
-                (status, body)
-            );
+            assert_eq!((found.as_u16(), serde_json::to_string(&envelope).unwrap().as_str()), (status, body));
         }
         for sqlstate in ["22P02", "22P05", "22003", "54000", "54001"] {
             let error = KvError::from_sql(sqlstate, "secret value in message", Some("secret"));
             let (status, envelope) = error.envelope();
-            assert_eq!(
-                (status.as_u16(), envelope.reason),
-                (400, Some("kv_bad_body"))
-            );
+            assert_eq!((status.as_u16(), envelope.reason), (400, Some("kv_bad_body")));
             assert!(!serde_json::to_string(&envelope).unwrap().contains("secret"));
         }
     }
@@ -241,26 +180,11 @@ mod tests {
     #[test]
     fn headers_of_refusals() {
         for (error, status, header, value) in [
-            (
-                KvError::unavailable("kv_pool_exhausted"),
-                503,
-                RETRY_AFTER,
-                "1",
-            ),
-            (
-                KvError::MethodNotAllowed { allow: "POST" },
-                405,
-                ALLOW,
-                "POST",
-            ),
+            (KvError::unavailable("kv_pool_exhausted"), 503, RETRY_AFTER, "1"),
+            (KvError::MethodNotAllowed { allow: "POST" }, 405, ALLOW, "POST"),
             (KvError::Unauthorized, 401, WWW_AUTHENTICATE, "Bearer"),
             (KvError::NoSuchRoute, 404, REQUEST_ID, "abc"),
-            (
-                KvError::BodyTooLarge { limit: 1 },
-                413,
-                CONTENT_TYPE,
-                "application/json",
-            ),
+            (KvError::BodyTooLarge { limit: 1 }, 413, CONTENT_TYPE, "application/json"),
         ] {
             let response = error.into_response("abc");
             assert_eq!(response.status().as_u16(), status);

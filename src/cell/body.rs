@@ -17,9 +17,7 @@ pub(super) async fn read(body: Body, limit: usize) -> Result<Vec<u8>, KvError> {
     if body.size_hint().lower() > u64::try_from(limit).unwrap_or(u64::MAX) {
         return Err(KvError::BodyTooLarge { limit });
     }
-    timeout(DEADLINE, collect(body, limit))
-        .await
-        .map_err(|_| KvError::BodyLate)?
+    timeout(DEADLINE, collect(body, limit)).await.map_err(|_| KvError::BodyLate)?
 }
 
 async fn collect(mut body: Body, limit: usize) -> Result<Vec<u8>, KvError> {
@@ -45,11 +43,7 @@ mod tests {
     async fn limit_is_inclusive() {
         for (size, limit, accepted) in [(0, 0, true), (4, 4, true), (5, 4, false), (1, 0, false)] {
             let body = Body::from(vec![b'x'; size]);
-            assert_eq!(
-                read(body, limit).await.is_ok(),
-                accepted,
-                "{size} of {limit}"
-            );
+            assert_eq!(read(body, limit).await.is_ok(), accepted, "{size} of {limit}");
         }
     }
 }

@@ -52,20 +52,14 @@ impl CellConfig {
             return Err(CellError::UntrustedTenancy);
         }
         // An empty secret would be matched by an empty token.
-        if self
-            .cell_secret
-            .as_ref()
-            .is_some_and(|secret| secret.expose().is_empty())
-        {
+        if self.cell_secret.as_ref().is_some_and(|secret| secret.expose().is_empty()) {
             return Err(CellError::Setting("QUEEN_CELL_SECRET is set but empty"));
         }
         if self.pool_size == 0 {
             return Err(CellError::Setting("DB_POOL_SIZE must be at least 1"));
         }
         if self.stmt_timeout_ms == 0 || self.stmt_timeout_ms > 2_147_483_647 {
-            return Err(CellError::Setting(
-                "QUEEN_STMT_TIMEOUT_MS must be from 1 to 2147483647",
-            ));
+            return Err(CellError::Setting("QUEEN_STMT_TIMEOUT_MS must be from 1 to 2147483647"));
         }
         Ok(())
     }
@@ -109,16 +103,8 @@ pub(super) mod tests {
             ("defaults", |_| (), true),
             ("tenancy alone", |c| c.tenancy_header = true, false),
             ("trusted alone", |c| c.kv_trusted_proxy = true, true),
-            (
-                "both",
-                |c| (c.tenancy_header, c.kv_trusted_proxy) = (true, true),
-                true,
-            ),
-            (
-                "empty secret",
-                |c| c.cell_secret = Some(Secret::new("")),
-                false,
-            ),
+            ("both", |c| (c.tenancy_header, c.kv_trusted_proxy) = (true, true), true),
+            ("empty secret", |c| c.cell_secret = Some(Secret::new("")), false),
             ("no pool", |c| c.pool_size = 0, false),
             ("no statement timeout", |c| c.stmt_timeout_ms = 0, false),
         ];
@@ -132,9 +118,6 @@ pub(super) mod tests {
     #[test]
     fn debug_shows_no_secret() {
         let text = format!("{:?}", example());
-        assert!(
-            !text.contains("pg-password") && !text.contains("cell-secret"),
-            "{text}"
-        );
+        assert!(!text.contains("pg-password") && !text.contains("cell-secret"), "{text}");
     }
 }

@@ -67,16 +67,10 @@ pub(super) enum KvError {
     BodyBroken,
     /// 400 `kv_bad_request`; the reason is an identifier, the detail prose for the caller alone.
     #[error("bad request: {reason}")]
-    Bad {
-        reason: Cow<'static, str>,
-        detail: Option<Cow<'static, str>>,
-    },
+    Bad { reason: Cow<'static, str>, detail: Option<Cow<'static, str>> },
     /// 413 `payload_too_large`.
     #[error("too large: {reason}")]
-    TooLarge {
-        reason: Cow<'static, str>,
-        detail: Option<String>,
-    },
+    TooLarge { reason: Cow<'static, str>, detail: Option<String> },
     /// 503 `kv_unavailable`: a condition of the broker or its database that passes.
     #[error("unavailable: {reason}")]
     Unavailable { reason: Cow<'static, str> },
@@ -91,24 +85,17 @@ pub(super) enum KvError {
 impl KvError {
     /// A 400 with a fixed reason and detail.
     pub(super) const fn bad(reason: &'static str, detail: &'static str) -> Self {
-        Self::Bad {
-            reason: Cow::Borrowed(reason),
-            detail: Some(Cow::Borrowed(detail)),
-        }
+        Self::Bad { reason: Cow::Borrowed(reason), detail: Some(Cow::Borrowed(detail)) }
     }
 
     /// A 503 with a fixed reason.
     pub(super) const fn unavailable(reason: &'static str) -> Self {
-        Self::Unavailable {
-            reason: Cow::Borrowed(reason),
-        }
+        Self::Unavailable { reason: Cow::Borrowed(reason) }
     }
 
     /// A 500 with a fixed reason.
     pub(super) const fn failed(reason: &'static str) -> Self {
-        Self::Failed {
-            reason: Cow::Borrowed(reason),
-        }
+        Self::Failed { reason: Cow::Borrowed(reason) }
     }
 
     /// Translates an error raised by the server (section 5.2).
@@ -117,22 +104,14 @@ impl KvError {
     /// what the caller sent, and the reason also reaches logs. Otherwise the SQLSTATE stands for it.
     pub(super) fn from_sql(sqlstate: &str, message: &str, detail: Option<&str>) -> Self {
         let known = identifier(message);
-        let reason = || {
-            known
-                .map_or_else(|| format!("sqlstate_{sqlstate}"), ToOwned::to_owned)
-                .into()
-        };
+        let reason = || known.map_or_else(|| format!("sqlstate_{sqlstate}"), ToOwned::to_owned).into();
         match (sqlstate, sqlstate.get(..2).unwrap_or_default()) {
             ("22023", _) => Self::Bad {
-                reason: known.map_or(Cow::Borrowed("kv_bad_request"), |name| {
-                    name.to_owned().into()
-                }),
+                reason: known.map_or(Cow::Borrowed("kv_bad_request"), |name| name.to_owned().into()),
                 detail: known.and(detail).map(|text| text.to_owned().into()),
             },
             ("22001", _) => Self::TooLarge {
-                reason: known.map_or(Cow::Borrowed("kv_value_too_large"), |name| {
-                    name.to_owned().into()
-                }),
+                reason: known.map_or(Cow::Borrowed("kv_value_too_large"), |name| name.to_owned().into()),
                 detail: known.and(detail).map(ToOwned::to_owned),
             },
             // Valid for the JSON grammar, but not for jsonb: the cast of the parameter refused it.
@@ -147,9 +126,7 @@ impl KvError {
             ),
             // The statement ran into its time limit and was rolled back.
             ("57014", _) => Self::unavailable("kv_timeout"),
-            ("40001" | "40P01", _) | (_, "08" | "53" | "57" | "58") => {
-                Self::Unavailable { reason: reason() }
-            }
+            ("40001" | "40P01", _) | (_, "08" | "53" | "57" | "58") => Self::Unavailable { reason: reason() },
             (_, "42") => Self::Misconfigured { reason: reason() },
             _ => Self::Failed { reason: reason() },
         }
@@ -157,16 +134,12 @@ impl KvError {
 
     /// Whether this counts as an error of the database rather than of the caller.
     pub(super) const fn is_database(&self) -> bool {
-        matches!(
-            self,
-            Self::Unavailable { .. } | Self::Misconfigured { .. } | Self::Failed { .. }
-        )
+        matches!(self, Self::Unavailable { .. } | Self::Misconfigured { .. } | Self::Failed { .. })
     }
 }
 
 /// `message` when it has the shape of one of our SQL identifiers.
 fn identifier(message: &str) -> Option<&str> {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
-    (message.starts_with("kv_") && message.len() <= 64 && message.bytes().all(plain))
-        .then_some(message)
+    (message.starts_with("kv_") && message.len() <= 64 && message.bytes().all(plain)).then_some(message)
 }

@@ -62,9 +62,11 @@ fn escape(bytes: &[u8]) -> (usize, usize) {
 
 /// The code unit of a `\uXXXX` escape.
 fn hex4(bytes: &[u8]) -> u32 {
-    bytes.iter().skip(2).take(4).fold(0, |unit, &digit| {
-        unit * 16 + char::from(digit).to_digit(16).unwrap_or(0)
-    })
+    bytes
+        .iter()
+        .skip(2)
+        .take(4)
+        .fold(0, |unit, &digit| unit * 16 + char::from(digit).to_digit(16).unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -74,22 +76,10 @@ mod tests {
     #[test]
     fn compact_keeps_strings_and_numbers() {
         for (text, expected) in [
-            (
-                r#"[{"a": 1, "b": "x, y: z"}]"#,
-                r#"[{"a":1,"b":"x, y: z"}]"#,
-            ),
-            (
-                r#"{"a": "quote \" and , ", "b": 2}"#,
-                r#"{"a":"quote \" and , ","b":2}"#,
-            ),
-            (
-                r#"{"a": "ends in backslash \\", "b" : 1}"#,
-                r#"{"a":"ends in backslash \\","b":1}"#,
-            ),
-            (
-                "[1.50, 12345678901234567890]",
-                "[1.50,12345678901234567890]",
-            ),
+            (r#"[{"a": 1, "b": "x, y: z"}]"#, r#"[{"a":1,"b":"x, y: z"}]"#),
+            (r#"{"a": "quote \" and , ", "b": 2}"#, r#"{"a":"quote \" and , ","b":2}"#),
+            (r#"{"a": "ends in backslash \\", "b" : 1}"#, r#"{"a":"ends in backslash \\","b":1}"#),
+            ("[1.50, 12345678901234567890]", "[1.50,12345678901234567890]"),
             ("[ ]", "[]"),
         ] {
             assert_eq!(compact(text.to_owned()), expected);

@@ -24,10 +24,7 @@ impl LogGate {
 
     fn pass_at(&self, now: Instant) -> Option<u64> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if state
-            .last
-            .is_some_and(|last| now.duration_since(last) < INTERVAL)
-        {
+        if state.last.is_some_and(|last| now.duration_since(last) < INTERVAL) {
             state.hidden += 1;
             return None;
         }

@@ -4,9 +4,7 @@
 
 use std::fmt;
 
-use serde::de::{
-    Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor,
-};
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 /// Names the broker looks at, in an operation or in the body of a route.
@@ -39,10 +37,7 @@ impl<'a> Members<'a> {
     /// The member `name`, which must be one of [`NAMES`].
     pub(super) fn get(&self, name: &str) -> Option<&'a RawValue> {
         debug_assert!(NAMES.contains(&name), "{name} is never collected");
-        self.0
-            .iter()
-            .find(|(known, _)| *known == name)
-            .map(|(_, value)| *value)
+        self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
     }
 
     fn set(&mut self, name: &'static str, value: &'a RawValue) {
@@ -125,10 +120,7 @@ impl<'a> Elements<'a> {
                     match seq.next_element()? {
                         Some(element) => kept.push(element),
                         None => {
-                            return Ok(Elements {
-                                count: kept.len(),
-                                kept,
-                            });
+                            return Ok(Elements { count: kept.len(), kept });
                         }
                     }
                 }
@@ -142,17 +134,12 @@ impl<'a> Elements<'a> {
         impl<'de> DeserializeSeed<'de> for Array {
             type Value = Elements<'de>;
 
-            fn deserialize<D: Deserializer<'de>>(
-                self,
-                deserializer: D,
-            ) -> Result<Self::Value, D::Error> {
+            fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
                 deserializer.deserialize_seq(self)
             }
         }
         // `raw` was read as one JSON text before, so nothing can follow the array.
-        Array(limit)
-            .deserialize(&mut serde_json::Deserializer::from_str(raw.get()))
-            .ok()
+        Array(limit).deserialize(&mut serde_json::Deserializer::from_str(raw.get())).ok()
     }
 }
 
@@ -164,10 +151,7 @@ mod tests {
     fn members_of_objects() {
         for (text, value) in [
             (r#"{"a":1,"value":2,"b":[{"value":3}]}"#, Some(Some("2"))),
-            (
-                r#"{"value":1,"v\u0061lue": {"x":1.50} }"#,
-                Some(Some(r#"{"x":1.50}"#)),
-            ),
+            (r#"{"value":1,"v\u0061lue": {"x":1.50} }"#, Some(Some(r#"{"x":1.50}"#))),
             (r#"{"value":null}"#, Some(Some("null"))),
             ("{}", Some(None)),
             (r#"{"\ud800":1}"#, None),
@@ -191,8 +175,7 @@ mod tests {
             ("1", 2, None),
         ] {
             let raw = serde_json::from_str(text).unwrap();
-            let found =
-                Elements::of(raw, limit).map(|elements| (elements.kept.len(), elements.count));
+            let found = Elements::of(raw, limit).map(|elements| (elements.kept.len(), elements.count));
             assert_eq!(found, expected, "{text}");
         }
     }

@@ -42,16 +42,12 @@ impl Call {
 /// Reads the body of the batch route: an array, or an object with the array under `operations`.
 /// `None` means there is nothing to do.
 pub(super) fn batch(body: &[u8], limits: EdgeLimits) -> Result<Option<Call>, KvError> {
-    const SHAPE: KvError = KvError::bad(
-        "kv_bad_body",
-        "an array of operations, or an object with it under \"operations\"",
-    );
+    const SHAPE: KvError =
+        KvError::bad("kv_bad_body", "an array of operations, or an object with it under \"operations\"");
     let body = parse(body)?;
     let array = match body.get().as_bytes().first() {
         Some(b'[') => body,
-        Some(b'{') => Members::of(body)
-            .and_then(|body| body.get("operations"))
-            .ok_or(SHAPE)?,
+        Some(b'{') => Members::of(body).and_then(|body| body.get("operations")).ok_or(SHAPE)?,
         _ => return Err(SHAPE),
     };
     let operations = Elements::of(array, limits.ops).ok_or(SHAPE)?;
@@ -69,17 +65,9 @@ pub(super) fn get(namespace: &str, key: &str) -> Result<Call, KvError> {
 
 /// One `put` of a path route. Members that are no option of a put are dropped, those that would contradict
 /// the path are refused.
-pub(super) fn put(
-    namespace: &str,
-    key: &str,
-    body: &[u8],
-    limits: EdgeLimits,
-) -> Result<Call, KvError> {
+pub(super) fn put(namespace: &str, key: &str, body: &[u8], limits: EdgeLimits) -> Result<Call, KvError> {
     let members = options(parse(body)?)?;
-    let options = select(
-        &members,
-        &["value", "ttlSeconds", "forever", "expect", "required"],
-    );
+    let options = select(&members, &["value", "ttlSeconds", "forever", "expect", "required"]);
     if let Some(value) = members.get("value") {
         check_value(value, limits)?;
     }
@@ -96,12 +84,7 @@ pub(super) fn delete(namespace: &str, key: &str, body: &[u8]) -> Result<Call, Kv
         return single("delete", namespace, key, &[]);
     }
     let members = options(body)?;
-    single(
-        "delete",
-        namespace,
-        key,
-        &select(&members, &["expect", "required"]),
-    )
+    single("delete", namespace, key, &select(&members, &["expect", "required"]))
 }
 
 fn parse(body: &[u8]) -> Result<&RawValue, KvError> {
@@ -112,40 +95,20 @@ fn parse(body: &[u8]) -> Result<&RawValue, KvError> {
 fn options(body: &RawValue) -> Result<Members<'_>, KvError> {
     const SHAPE: KvError = KvError::bad("kv_bad_body", "the body of this route is an object");
     let members = Members::of(body).ok_or(SHAPE)?;
-    if ["op", "ns", "namespace", "key"]
-        .iter()
-        .any(|name| members.get(name).is_some())
-    {
-        return Err(KvError::bad(
-            "kv_field_in_path",
-            "op, ns, namespace and key come from the path alone",
-        ));
+    if ["op", "ns", "namespace", "key"].iter().any(|name| members.get(name).is_some()) {
+        return Err(KvError::bad("kv_field_in_path", "op, ns, namespace and key come from the path alone"));
     }
     Ok(members)
 }
 
 fn select<'a>(members: &Members<'a>, names: &[&'static str]) -> Vec<(&'static str, &'a RawValue)> {
-    names
-        .iter()
-        .filter_map(|name| Some((*name, members.get(name)?)))
-        .collect()
+    names.iter().filter_map(|name| Some((*name, members.get(name)?))).collect()
 }
 
-fn single(
-    op: &str,
-    namespace: &str,
-    key: &str,
-    options: &[(&str, &RawValue)],
-) -> Result<Call, KvError> {
+fn single(op: &str, namespace: &str, key: &str, options: &[(&str, &RawValue)]) -> Result<Call, KvError> {
     // Text always serialises; the error arm only spares a panic.
-    let quote = |text: &str| {
-        serde_json::to_string(text).map_err(|_| KvError::failed("kv_result_unreadable"))
-    };
-    let mut text = format!(
-        r#"[{{"op":"{op}","ns":{},"key":{}"#,
-        quote(namespace)?,
-        quote(key)?
-    );
+    let quote = |text: &str| serde_json::to_string(text).map_err(|_| KvError::failed("kv_result_unreadable"));
+    let mut text = format!(r#"[{{"op":"{op}","ns":{},"key":{}"#, quote(namespace)?, quote(key)?);
     for (name, value) in options {
         text.extend([",\"", name, "\":", value.get()]);
     }
@@ -158,10 +121,7 @@ fn check(operations: &Elements<'_>, limits: EdgeLimits) -> Result<(), KvError> {
     const UNREADABLE: KvError = KvError::bad("kv_bad_body", "a member name is not Unicode text");
     if operations.count > limits.ops {
         let detail = format!("{} operations, at most {}", operations.count, limits.ops);
-        return Err(KvError::Bad {
-            reason: "kv_too_many_ops".into(),
-            detail: Some(detail.into()),
-        });
+        return Err(KvError::Bad { reason: "kv_too_many_ops".into(), detail: Some(detail.into()) });
     }
     let mut keys = 0;
     let mut values = Vec::new();
@@ -176,38 +136,27 @@ fn check(operations: &Elements<'_>, limits: EdgeLimits) -> Result<(), KvError> {
     }
     if keys > limits.keys {
         let detail = format!("{keys} keys, at most {}", limits.keys);
-        return Err(KvError::Bad {
-            reason: "kv_too_many_keys".into(),
-            detail: Some(detail.into()),
-        });
+        return Err(KvError::Bad { reason: "kv_too_many_keys".into(), detail: Some(detail.into()) });
     }
-    values
-        .into_iter()
-        .try_for_each(|value| check_value(value, limits))
+    values.into_iter().try_for_each(|value| check_value(value, limits))
 }
 
 fn check_value(value: &RawValue, limits: EdgeLimits) -> Result<(), KvError> {
     let size = compact_len(value.get());
     if size > limits.value_bytes {
         let detail = format!("{size} bytes, at most {}", limits.value_bytes);
-        return Err(KvError::TooLarge {
-            reason: "kv_value_too_large".into(),
-            detail: Some(detail),
-        });
+        return Err(KvError::TooLarge { reason: "kv_value_too_large".into(), detail: Some(detail) });
     }
     Ok(())
 }
 
 /// How many keys an operation counts for (section 3.2).
 fn key_count(operation: &Members<'_>) -> usize {
-    let name: Option<String> = operation
-        .get("op")
-        .and_then(|raw| serde_json::from_str(raw.get()).ok());
+    let name: Option<String> = operation.get("op").and_then(|raw| serde_json::from_str(raw.get()).ok());
     match name.as_deref() {
-        Some("getMany") => operation
-            .get("keys")
-            .and_then(|raw| Elements::of(raw, 0))
-            .map_or(0, |keys| keys.count),
+        Some("getMany") => {
+            operation.get("keys").and_then(|raw| Elements::of(raw, 0)).map_or(0, |keys| keys.count)
+        }
         Some("getPrefix") => page_size(operation.get("limit")),
         _ => 1,
     }

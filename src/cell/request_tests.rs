@@ -2,11 +2,7 @@
 
 use super::*;
 
-const LIMITS: EdgeLimits = EdgeLimits {
-    ops: 3,
-    keys: 1024,
-    value_bytes: 16,
-};
+const LIMITS: EdgeLimits = EdgeLimits { ops: 3, keys: 1024, value_bytes: 16 };
 
 /// The text for SQL, or the reason of the refusal.
 fn outcome(result: Result<Option<Call>, KvError>) -> String {
@@ -39,19 +35,13 @@ fn batch_bodies() {
         (r#"[{"value":1.10 }]"#, r#"[{"value":1.10 }]"#),
         (r#"[{"value":12345678901234567890}]"#, "kv_value_too_large"),
         (r#"[{"value":12345678901234567}]"#, "kv_value_too_large"),
-        (
-            r#"[{"value":1234567890123456}]"#,
-            r#"[{"value":1234567890123456}]"#,
-        ),
+        (r#"[{"value":1234567890123456}]"#, r#"[{"value":1234567890123456}]"#),
         // The last of two members counts, also when a name is written with an escape.
         (
             r#"[{"value":"01234567890123456789","value":1}]"#,
             r#"[{"value":"01234567890123456789","value":1}]"#,
         ),
-        (
-            r#"[{"value":1,"v\u0061lue":"01234567890123456789"}]"#,
-            "kv_value_too_large",
-        ),
+        (r#"[{"value":1,"v\u0061lue":"01234567890123456789"}]"#, "kv_value_too_large"),
         (r#"[{"\ud800":1}]"#, "kv_bad_body"),
     ] {
         assert_eq!(outcome(batch(body.as_bytes(), LIMITS)), expected, "{body}");
@@ -83,10 +73,7 @@ fn key_sums() {
         assert_eq!(key_count(&Members::of(raw).unwrap()), keys, "{body}");
     }
     let two_pages = r#"[{"op":"getPrefix","limit":1000},{"op":"getPrefix","limit":1000}]"#;
-    assert_eq!(
-        outcome(batch(two_pages.as_bytes(), LIMITS)),
-        "kv_too_many_keys"
-    );
+    assert_eq!(outcome(batch(two_pages.as_bytes(), LIMITS)), "kv_too_many_keys");
 }
 
 #[test]
@@ -96,10 +83,7 @@ fn path_puts() {
             r#"{"value":1.50,"forever":true}"#,
             r#"[{"op":"put","ns":"n","key":"a\"/é","value":1.50,"forever":true}]"#,
         ),
-        (
-            r#"{"ttlSeconds":null,"tenant":"x"}"#,
-            r#"[{"op":"put","ns":"n","key":"a\"/é","ttlSeconds":null}]"#,
-        ),
+        (r#"{"ttlSeconds":null,"tenant":"x"}"#, r#"[{"op":"put","ns":"n","key":"a\"/é","ttlSeconds":null}]"#),
         (r#"{"value":"01234567890123456789"}"#, "kv_value_too_large"),
         (r#"{"key":"other"}"#, "kv_field_in_path"),
         (r#"{"op":null}"#, "kv_field_in_path"),
@@ -109,11 +93,7 @@ fn path_puts() {
         ("null", "kv_bad_body"),
         ("", "kv_bad_body"),
     ] {
-        assert_eq!(
-            outcome(put("n", "a\"/é", body.as_bytes(), LIMITS).map(Some)),
-            expected,
-            "{body}"
-        );
+        assert_eq!(outcome(put("n", "a\"/é", body.as_bytes(), LIMITS).map(Some)), expected, "{body}");
     }
 }
 
@@ -135,14 +115,7 @@ fn path_deletes_and_gets() {
         ("1", "kv_bad_body"),
         ("{", "kv_bad_body"),
     ] {
-        assert_eq!(
-            outcome(delete("n", "k", body.as_bytes()).map(Some)),
-            expected,
-            "{body}"
-        );
+        assert_eq!(outcome(delete("n", "k", body.as_bytes()).map(Some)), expected, "{body}");
     }
-    assert_eq!(
-        outcome(get("n", "k").map(Some)),
-        r#"[{"op":"get","ns":"n","key":"k"}]"#
-    );
+    assert_eq!(outcome(get("n", "k").map(Some)), r#"[{"op":"get","ns":"n","key":"k"}]"#);
 }

@@ -107,10 +107,7 @@ async fn handle(state: &Cell, parts: &Parts, body: axum::body::Body) -> Result<R
         Some(Route::Key { namespace, tail }) => {
             // Before anything else: names in a query string end up in access logs.
             if parts.uri.query().is_some_and(|query| !query.is_empty()) {
-                return Err(KvError::bad(
-                    "kv_no_query_string",
-                    "options of this route go into the body",
-                ));
+                return Err(KvError::bad("kv_no_query_string", "options of this route go into the body"));
             }
             let namespace = decode(namespace, "kv_bad_namespace")?;
             let key = decode(tail, "kv_bad_key")?;
@@ -125,9 +122,7 @@ async fn handle(state: &Cell, parts: &Parts, body: axum::body::Body) -> Result<R
                     request::delete(&namespace, &key, &body)?
                 }
                 _ => {
-                    return Err(KvError::MethodNotAllowed {
-                        allow: "GET, HEAD, PUT, DELETE",
-                    });
+                    return Err(KvError::MethodNotAllowed { allow: "GET, HEAD, PUT, DELETE" });
                 }
             };
             single(state, tenant, call).await
@@ -191,9 +186,7 @@ fn entity_tag(element: &str) -> Result<Option<HeaderValue>, KvError> {
         return Ok(None);
     }
     let version = facts.version.ok_or(UNREADABLE)?;
-    HeaderValue::from_str(&format!("\"{}\"", version.get()))
-        .map(Some)
-        .map_err(|_| UNREADABLE)
+    HeaderValue::from_str(&format!("\"{}\"", version.get())).map(Some).map_err(|_| UNREADABLE)
 }
 
 /// A name from the path, decoded once; `+` stays a plus. The code point zero is refused here because the
@@ -201,10 +194,7 @@ fn entity_tag(element: &str) -> Result<Option<HeaderValue>, KvError> {
 fn decode(encoded: &str, reason: &'static str) -> Result<String, KvError> {
     match percent_decode_str(encoded).decode_utf8() {
         Ok(name) if !name.contains('\0') => Ok(name.into_owned()),
-        _ => Err(KvError::bad(
-            reason,
-            "the path holds %00 or is not UTF-8 after decoding",
-        )),
+        _ => Err(KvError::bad(reason, "the path holds %00 or is not UTF-8 after decoding")),
     }
 }
 
@@ -257,11 +247,7 @@ mod tests {
             ("%FF", None),
             ("a%00", None),
         ] {
-            assert_eq!(
-                decode(encoded, "kv_bad_key").ok().as_deref(),
-                expected,
-                "{encoded}"
-            );
+            assert_eq!(decode(encoded, "kv_bad_key").ok().as_deref(), expected, "{encoded}");
         }
     }
 
@@ -276,24 +262,15 @@ mod tests {
             (r#"{"op":"put","applied":true,"version":4}"#, Ok(None)),
             (r#"{"found":true}"#, Err(())),
         ] {
-            let found =
-                entity_tag(element).map(|tag| tag.map(|tag| tag.to_str().unwrap().to_owned()));
-            assert_eq!(
-                found.map_err(|_| ()),
-                expected.map(|tag| tag.map(ToOwned::to_owned)),
-                "{element}"
-            );
+            let found = entity_tag(element).map(|tag| tag.map(|tag| tag.to_str().unwrap().to_owned()));
+            assert_eq!(found.map_err(|_| ()), expected.map(|tag| tag.map(ToOwned::to_owned)), "{element}");
         }
     }
 
     #[test]
     fn request_ids() {
-        for (given, kept) in [
-            ("01890a5d-ac96", true),
-            ("a b", false),
-            ("", false),
-            (&"x".repeat(65), false),
-        ] {
+        for (given, kept) in [("01890a5d-ac96", true), ("a b", false), ("", false), (&"x".repeat(65), false)]
+        {
             let mut headers = HeaderMap::new();
             headers.insert(REQUEST_ID, HeaderValue::from_str(given).unwrap());
             assert_eq!(request_id(&headers) == given, kept, "{given}");

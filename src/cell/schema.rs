@@ -71,15 +71,9 @@ pub(super) async fn prepare(config: &CellConfig) -> Result<(), CellError> {
     fit(version, &encoding)?;
 
     let mut transaction = connection.begin().await.map_err(CellError::Schema)?;
-    sqlx::query(LOCK)
-        .execute(&mut *transaction)
-        .await
-        .map_err(CellError::Schema)?;
+    sqlx::query(LOCK).execute(&mut *transaction).await.map_err(CellError::Schema)?;
     for file in CELL_SQL {
-        raw_sql(file)
-            .execute(&mut *transaction)
-            .await
-            .map_err(CellError::Schema)?;
+        raw_sql(file).execute(&mut *transaction).await.map_err(CellError::Schema)?;
     }
     transaction.commit().await.map_err(CellError::Schema)?;
     // The schema is in place; how the connection ends does not matter any more.
@@ -91,14 +85,10 @@ pub(super) async fn prepare(config: &CellConfig) -> Result<(), CellError> {
 /// code points, which only UTF8 stores in that order.
 fn fit(version: i32, encoding: &str) -> Result<(), CellError> {
     if version < OLDEST_SERVER {
-        return Err(CellError::ServerTooOld {
-            major: version / 10_000,
-        });
+        return Err(CellError::ServerTooOld { major: version / 10_000 });
     }
     if encoding != "UTF8" {
-        return Err(CellError::ServerEncoding {
-            found: encoding.to_owned(),
-        });
+        return Err(CellError::ServerEncoding { found: encoding.to_owned() });
     }
     Ok(())
 }
@@ -112,21 +102,9 @@ mod tests {
         for (version, encoding, expected) in [
             (140_000, "UTF8", None),
             (180_001, "UTF8", None),
-            (
-                130_022,
-                "UTF8",
-                Some("PostgreSQL 13 is too old, 14 is the oldest that works"),
-            ),
-            (
-                90_624,
-                "UTF8",
-                Some("PostgreSQL 9 is too old, 14 is the oldest that works"),
-            ),
-            (
-                150_018,
-                "LATIN1",
-                Some("the database is encoded in LATIN1, the store needs UTF8"),
-            ),
+            (130_022, "UTF8", Some("PostgreSQL 13 is too old, 14 is the oldest that works")),
+            (90_624, "UTF8", Some("PostgreSQL 9 is too old, 14 is the oldest that works")),
+            (150_018, "LATIN1", Some("the database is encoded in LATIN1, the store needs UTF8")),
         ] {
             let found = fit(version, encoding).err().map(|error| error.to_string());
             assert_eq!(found.as_deref(), expected);

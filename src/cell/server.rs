@@ -42,13 +42,8 @@ impl BoundCell {
         }
         schema::prepare(&config).await?;
         let store = Store::open(&config);
-        let bound = |source| CellError::Bind {
-            address: format!("{}:{}", config.host, config.port),
-            source,
-        };
-        let listener = TcpListener::bind((config.host.as_str(), config.port))
-            .await
-            .map_err(bound)?;
+        let bound = |source| CellError::Bind { address: format!("{}:{}", config.host, config.port), source };
+        let listener = TcpListener::bind((config.host.as_str(), config.port)).await.map_err(bound)?;
         let address = listener.local_addr().map_err(bound)?;
         Ok(Self {
             listener,
@@ -66,10 +61,7 @@ impl BoundCell {
     }
 
     /// Serves until `shutdown` completes, then lets running calls finish, for as long as a call can take.
-    pub async fn run(
-        self,
-        shutdown: impl Future<Output = ()> + Send + 'static,
-    ) -> Result<(), CellError> {
+    pub async fn run(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<(), CellError> {
         let (stopping, stopped) = oneshot::channel();
         let signal = async move {
             shutdown.await;

@@ -51,8 +51,8 @@ pub(super) struct Store {
 impl Store {
     /// Prepares the pools. Connections are made when they are first needed.
     pub(super) fn open(config: &CellConfig) -> Self {
-        let options = connect_options(config)
-            .options([("statement_timeout", config.stmt_timeout_ms.to_string())]);
+        let options =
+            connect_options(config).options([("statement_timeout", config.stmt_timeout_ms.to_string())]);
         let pool = PgPoolOptions::new()
             .max_connections(config.pool_size)
             .acquire_timeout(ACQUIRE_TIMEOUT)
@@ -70,11 +70,7 @@ impl Store {
             .max_connections(1)
             .acquire_timeout(HEALTH_TIMEOUT)
             .connect_lazy_with(options);
-        Self {
-            pool,
-            health,
-            answer_timeout: config.statement_timeout() + ANSWER_GRACE,
-        }
+        Self { pool, health, answer_timeout: config.statement_timeout() + ANSWER_GRACE }
     }
 
     /// Applies a call for `tenant`, all of it or nothing.
@@ -82,15 +78,9 @@ impl Store {
     /// The statement runs in a task of its own: a client that hangs up would otherwise leave a connection
     /// with half an answer on it, which the pool has to wait out.
     pub(super) async fn apply(&self, tenant: Uuid, call: Call) -> Result<Outcome, KvError> {
-        let connection = self
-            .pool
-            .acquire()
-            .await
-            .map_err(|error| self.refusal(&error))?;
+        let connection = self.pool.acquire().await.map_err(|error| self.refusal(&error))?;
         let run = run(connection, tenant, call.into_text(), self.answer_timeout);
-        tokio::spawn(run)
-            .await
-            .map_err(|_| KvError::failed("kv_error"))?
+        tokio::spawn(run).await.map_err(|_| KvError::failed("kv_error"))?
     }
 
     /// Whether the database answers within two seconds.
@@ -126,9 +116,7 @@ async fn run(
         Ok(Ok(Some(results))) => Ok(Outcome::Results(compact(results))),
         Ok(Ok(None)) => Err(KvError::failed("kv_result_missing")),
         Ok(Err(sqlx::Error::Database(error))) if error.code().as_deref() == Some("23514") => {
-            let detail = error
-                .try_downcast_ref::<PgDatabaseError>()
-                .and_then(PgDatabaseError::detail);
+            let detail = error.try_downcast_ref::<PgDatabaseError>().and_then(PgDatabaseError::detail);
             Ok(Outcome::Lost(verdict(detail)))
         }
         Ok(Err(error)) => {
@@ -150,11 +138,7 @@ async fn execute(
     tenant: Uuid,
     operations: String,
 ) -> Result<Option<String>, sqlx::Error> {
-    sqlx::query_scalar(APPLY)
-        .bind(operations)
-        .bind(tenant)
-        .fetch_one(connection)
-        .await
+    sqlx::query_scalar(APPLY).bind(operations).bind(tenant).fetch_one(connection).await
 }
 
 /// Closes the socket without another word to the server.
@@ -165,19 +149,12 @@ fn discard(connection: PoolConnection<Postgres>) {
 fn from_sqlx(error: &sqlx::Error) -> KvError {
     match error {
         sqlx::Error::Database(error) => {
-            let detail = error
-                .try_downcast_ref::<PgDatabaseError>()
-                .and_then(PgDatabaseError::detail);
-            KvError::from_sql(
-                error.code().as_deref().unwrap_or_default(),
-                error.message(),
-                detail,
-            )
+            let detail = error.try_downcast_ref::<PgDatabaseError>().and_then(PgDatabaseError::detail);
+            KvError::from_sql(error.code().as_deref().unwrap_or_default(), error.message(), detail)
         }
-        sqlx::Error::Io(_)
-        | sqlx::Error::Tls(_)
-        | sqlx::Error::Protocol(_)
-        | sqlx::Error::PoolClosed => KvError::unavailable("connection"),
+        sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) | sqlx::Error::PoolClosed => {
+            KvError::unavailable("connection")
+        }
         _ => KvError::failed("kv_result_unreadable"),
     }
 }
@@ -186,16 +163,12 @@ fn from_sqlx(error: &sqlx::Error) -> KvError {
 /// cannot be read leaves the bare verdict, and a `value` too large for it is simply not there.
 fn verdict(detail: Option<&str>) -> String {
     const BARE: &str = r#"{"ok":false,"reason":"kv_precondition""#;
-    let members: HashMap<String, &RawValue> = detail
-        .and_then(|text| serde_json::from_str(text).ok())
-        .unwrap_or_default();
+    let members: HashMap<String, &RawValue> =
+        detail.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     let mut text = BARE.to_owned();
-    for (name, wire_name) in [
-        ("index", "failedIndex"),
-        ("reason", "kvReason"),
-        ("version", "version"),
-        ("value", "value"),
-    ] {
+    for (name, wire_name) in
+        [("index", "failedIndex"), ("reason", "kvReason"), ("version", "version"), ("value", "value")]
+    {
         if let Some(value) = members.get(name) {
             text.extend([",\"", wire_name, "\":", value.get()]);
         }
@@ -225,10 +198,7 @@ mod tests {
                 Some(r#"{"index": 0, "reason": "exists", "version": 5}"#),
                 r#"{"ok":false,"reason":"kv_precondition","failedIndex":0,"kvReason":"exists","version":5}"#,
             ),
-            (
-                Some(r#"{"index": 0, "val"#),
-                r#"{"ok":false,"reason":"kv_precondition"}"#,
-            ),
+            (Some(r#"{"index": 0, "val"#), r#"{"ok":false,"reason":"kv_precondition"}"#),
             (None, r#"{"ok":false,"reason":"kv_precondition"}"#),
         ] {
             assert_eq!(verdict(detail), expected);

@@ -133,7 +133,11 @@ impl ProxyConfig {
             tenant_header: s.flag("QUEEN_PROXY_TENANT_HEADER", true),
             max_body_bytes: s.number("QUEEN_PROXY_MAX_BODY_BYTES", 16 << 20, 1..=1 << 30),
             trusted_proxies: s
-                .parsed("QUEEN_PROXY_TRUSTED_PROXIES", "a comma-separated list of addresses or CIDRs", networks)
+                .parsed(
+                    "QUEEN_PROXY_TRUSTED_PROXIES",
+                    "a comma-separated list of addresses or CIDRs",
+                    networks,
+                )
                 .unwrap_or_default(),
             timeouts: Timeouts {
                 upstream: millis(&mut s, "QUEEN_PROXY_UPSTREAM_TIMEOUT_MS", 35_000, 1),
@@ -184,9 +188,11 @@ fn pxdb(s: &mut Source) -> Option<PxdbConfig> {
         database: s.text("PXDB_DB", "queen_proxy", false),
         ssl: s.flag("PXDB_USE_SSL", false),
         ssl_verify: s.flag("PXDB_SSL_REJECT_UNAUTHORIZED", true),
-        ssl_root_cert: s.parsed("PXDB_SSL_ROOT_CERT", "certificates in PEM form (the content, not a path)", |pem| {
-            pem.contains("-----BEGIN CERTIFICATE-----").then(|| pem.to_owned())
-        }),
+        ssl_root_cert: s.parsed(
+            "PXDB_SSL_ROOT_CERT",
+            "certificates in PEM form (the content, not a path)",
+            |pem| pem.contains("-----BEGIN CERTIFICATE-----").then(|| pem.to_owned()),
+        ),
         pool_size: s.number("PXDB_POOL_SIZE", 16, 2..=1_000),
         timeout: millis(s, "PXDB_TIMEOUT_MS", 5_000, 100),
     };

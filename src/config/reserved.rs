@@ -49,8 +49,7 @@ const SECRETS: [(&str, &str); 5] = [
 ];
 
 /// Settings that would make the proxy less safe when ignored: setting one stops the start.
-const REFUSED: [&str; 3] =
-    ["QUEEN_PROXY_SHARED_HOSTS", "QUEEN_PROXY_TLS_CERT", "QUEEN_PROXY_TLS_KEY"];
+const REFUSED: [&str; 3] = ["QUEEN_PROXY_SHARED_HOSTS", "QUEEN_PROXY_TLS_CERT", "QUEEN_PROXY_TLS_KEY"];
 
 pub(super) fn read(s: &mut Source) {
     for (name, default) in FLAGS {

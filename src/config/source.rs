@@ -77,7 +77,9 @@ impl Source {
             Ok(table) => table,
             Err(error) => {
                 // The parser's message quotes the line, which may hold a secret; its place is enough.
-                let at = error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
+                let at = error
+                    .span()
+                    .map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
                 self.errors.push(format!("{}: not valid TOML near line {at}", path.display()));
                 return;
             }
@@ -251,5 +253,6 @@ pub fn print(shown: &[Shown]) -> String {
 
 /// The process's environment, without what is not text.
 pub fn environment() -> impl Iterator<Item = (String, String)> {
-    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }

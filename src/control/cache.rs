@@ -8,7 +8,10 @@
 //! - One load at a time per key, in a task of its own: a request that goes away cancels nothing.
 
 use super::versions::Versions;
-use crate::{config::proxy::CacheConfig, domain::{ids::ClusterId, lookup::Lookup}};
+use crate::{
+    config::proxy::CacheConfig,
+    domain::{ids::ClusterId, lookup::Lookup},
+};
 use dashmap::{DashMap, mapref::entry::Entry};
 use std::{
     collections::HashSet,
@@ -226,7 +229,10 @@ impl<K: Key, V: Cached> Inner<K, V> {
     fn serve_stale(&self, value: Arc<V>) -> Lookup<V> {
         self.stats.stale.fetch_add(1, Ordering::Relaxed);
         if self.silence.should_warn() {
-            tracing::warn!(cache = self.name, "the control plane's database is silent: serving what was last known");
+            tracing::warn!(
+                cache = self.name,
+                "the control plane's database is silent: serving what was last known"
+            );
         }
         Lookup::Found(value)
     }
@@ -301,12 +307,15 @@ impl<K: Key, V: Cached> Inner<K, V> {
                 if self.present.contains_key(&key) || self.present.len() < self.config.max_entries {
                     let fresh_until = Instant::now() + self.config.ttl;
                     self.by_cluster.entry(cluster).or_default().insert(key);
-                    self.present.insert(key, Present {
-                        value: Arc::clone(value),
-                        fresh_until,
-                        servable_until: fresh_until + self.config.stale_grace,
-                        version,
-                    });
+                    self.present.insert(
+                        key,
+                        Present {
+                            value: Arc::clone(value),
+                            fresh_until,
+                            servable_until: fresh_until + self.config.stale_grace,
+                            version,
+                        },
+                    );
                 }
                 self.absent.remove(&key);
                 let overtaken = self.versions.changed_since(cluster, version);

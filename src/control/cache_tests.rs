@@ -1,7 +1,10 @@
 //! The cache against a loader whose answers and pace the test decides. Time is tokio's paused clock.
 
 use super::{Cache, Cached, Loaded};
-use crate::{config::proxy::CacheConfig, domain::{ids::ClusterId, lookup::Lookup}};
+use crate::{
+    config::proxy::CacheConfig,
+    domain::{ids::ClusterId, lookup::Lookup},
+};
 use std::{
     sync::{
         Arc, Mutex,
@@ -258,7 +261,11 @@ async fn an_answer_overtaken_by_an_invalidation_is_thrown_away() {
             settle().await;
             assert_eq!(stage.asked(), 1, "the load has read the old state and is held");
             stage.now(Database::Has(2));
-            if expire { cache.expire_all() } else { cache.invalidate(CLUSTER) }
+            if expire {
+                cache.expire_all()
+            } else {
+                cache.invalidate(CLUSTER)
+            }
             stage.gate.add_permits(held);
             assert_eq!(waiting.await.unwrap(), Some(2));
             assert_eq!(value(&cache.get(1).await), Some(2));

@@ -1,8 +1,14 @@
 //! The connection that hears of changes (D6): `LISTEN queen_proxy_inval`, one cluster id a message.
 
-use super::{ControlPlane, store::{StoreError, connect_options, within}};
+use super::{
+    ControlPlane,
+    store::{StoreError, connect_options, within},
+};
 use crate::{config::proxy::PxdbConfig, domain::ids::ClusterId};
-use sqlx::{Executor, postgres::{PgListener, PgPoolOptions}};
+use sqlx::{
+    Executor,
+    postgres::{PgListener, PgPoolOptions},
+};
 use std::{sync::atomic::Ordering, time::Duration};
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
@@ -32,7 +38,10 @@ pub async fn run(config: PxdbConfig, control: ControlPlane) {
     }
 }
 
-async fn session(config: &PxdbConfig, control: &ControlPlane) -> Result<std::convert::Infallible, StoreError> {
+async fn session(
+    config: &PxdbConfig,
+    control: &ControlPlane,
+) -> Result<std::convert::Infallible, StoreError> {
     // A pool of its own with one connection: PgListener takes it from there and keeps it.
     let pool = PgPoolOptions::new()
         .max_connections(1)
@@ -51,7 +60,9 @@ async fn session(config: &PxdbConfig, control: &ControlPlane) -> Result<std::con
                 Ok(id) => control.invalidate(ClusterId(id)),
                 Err(_) => tracing::warn!("listener: a notification is not a cluster id"),
             },
-            Ok(Ok(None)) => return Err(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into()).into()),
+            Ok(Ok(None)) => {
+                return Err(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into()).into());
+            }
             Ok(Err(error)) => return Err(error.into()),
             Err(_) => {
                 within(config.timeout, (&mut listener).execute("SELECT 1")).await?;

@@ -12,7 +12,7 @@ const FILES: [(&str, &str); 3] = [
     ("003_bootstrap", include_str!("../../migrations/control/003_bootstrap.sql")),
 ];
 
-/// The names of the advisory lock under which one process at a time migrates ("queen_px").
+/// The advisory lock under which one process at a time migrates (`queen_px` in hexadecimal).
 const LOCK: i64 = 0x7175_6565_6e5f_7078;
 /// How long a proxy waits for another one's migration, and for its own.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -44,7 +44,8 @@ pub(super) fn decode(slug: Slug, row: &PgRow) -> Result<ClusterRow, StoreError> 
         let text: String = row.try_get(column)?;
         serde_json::from_str(&text).map_err(|_| StoreError::Malformed("a JSON column does not parse"))
     };
-    let plan = Limits::from_columns(|name| Ok::<_, sqlx::Error>(Cap::from(row.try_get::<Option<i64>, _>(name)?)))?;
+    let plan =
+        Limits::from_columns(|name| Ok::<_, sqlx::Error>(Cap::from(row.try_get::<Option<i64>, _>(name)?)))?;
     let tenant_status: String = row.try_get("tenant_status")?;
     let cluster_status: String = row.try_get("cluster_status")?;
     Ok(ClusterRow {
@@ -56,7 +57,10 @@ pub(super) fn decode(slug: Slug, row: &PgRow) -> Result<ClusterRow, StoreError> 
         features: Features::from_document(&document("features")?),
         broker_tenant: BrokerTenant(row.try_get("broker_tenant_uuid")?),
         base_url: row.try_get("base_url")?,
-        cell_secret: row.try_get::<Option<String>, _>("cell_secret")?.filter(|s| !s.is_empty()).map(Secret::new),
+        cell_secret: row
+            .try_get::<Option<String>, _>("cell_secret")?
+            .filter(|s| !s.is_empty())
+            .map(Secret::new),
     })
 }
 
@@ -152,7 +156,8 @@ mod tests {
         ];
         for (url, want) in cases {
             let got = locate(url).await;
-            let got = got.as_ref().map(|(host, prefix, at)| (host.to_str().unwrap(), &**prefix, at[0].to_string()));
+            let got =
+                got.as_ref().map(|(host, prefix, at)| (host.to_str().unwrap(), &**prefix, at[0].to_string()));
             assert_eq!(got, want.map(|(host, prefix, at)| (host, prefix, at.to_owned())), "{url}");
         }
         let (_, _, addresses) = locate("http://localhost:6632").await.unwrap();

@@ -9,10 +9,7 @@ use crate::{
     domain::secret::Secret,
 };
 use postgres::{Postgres, PostgresError, Settings};
-use sqlx::{
-    Connection, PgConnection,
-    postgres::PgConnectOptions,
-};
+use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
 use std::{
     net::TcpListener,
     path::{Path, PathBuf},
@@ -105,7 +102,7 @@ pub fn run(options: &DevOptions) -> Result<(), DevError> {
     {
         TcpListener::bind(("127.0.0.1", port)).map_err(|_| DevError::PortInUse { port, what, flag })?;
     }
-    let folder = data_folder(options);
+    let folder = data_folder(options)?;
     // Held to the end: dropping it stops the server.
     let (_postgres, server) = database(options, &folder)?;
     let runtime = Runtime::new().map_err(|reason| DevError::File { path: "threads".into(), reason })?;
@@ -128,19 +125,21 @@ pub fn run(options: &DevOptions) -> Result<(), DevError> {
     served
 }
 
-fn data_folder(options: &DevOptions) -> PathBuf {
-    let absolute = std::path::absolute(&options.folder).unwrap_or_else(|_| options.folder.clone());
+fn data_folder(options: &DevOptions) -> Result<PathBuf, DevError> {
     if options.ephemeral {
-        return std::env::temp_dir().join(format!("queen-dev-{}", uuid::Uuid::new_v4().simple()));
+        return Ok(std::env::temp_dir().join(format!("queen-dev-{}", uuid::Uuid::new_v4().simple())));
     }
-    if postgres::can_reach(&absolute) {
-        return absolute;
+    let file = |reason| DevError::File { path: options.folder.clone(), reason };
+    std::fs::create_dir_all(&options.folder).map_err(file)?;
+    let folder = options.folder.canonicalize().map_err(file)?;
+    if options.database_url.is_some() || postgres::can_reach(&folder) {
+        return Ok(folder);
     }
     // Root's private folders are closed to the user PostgreSQL runs as.
-    let name = absolute.to_string_lossy().replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+    let name = folder.to_string_lossy().replace(|c: char| !c.is_ascii_alphanumeric(), "-");
     let elsewhere = Path::new("/var/tmp").join(format!("queen-dev{name}"));
-    println!("  {} is closed to PostgreSQL's user; the data is in {}", absolute.display(), elsewhere.display());
-    elsewhere
+    println!("  {} is closed to PostgreSQL's user; the data is in {}", folder.display(), elsewhere.display());
+    Ok(elsewhere)
 }
 
 fn database(options: &DevOptions, folder: &Path) -> Result<(Option<Postgres>, Server), DevError> {
@@ -149,7 +148,8 @@ fn database(options: &DevOptions, folder: &Path) -> Result<(Option<Postgres>, Se
         return Ok((None, parse_url(url.expose())?));
     }
     println!("  PostgreSQL: private server in {}", folder.display());
-    let postgres = Postgres::start(Settings { folder: folder.to_owned(), port: 0, throw_away: options.ephemeral })?;
+    let postgres =
+        Postgres::start(Settings { folder: folder.to_owned(), port: 0, throw_away: options.ephemeral })?;
     let server = Server {
         host: "127.0.0.1".to_owned(),
         port: postgres.port(),
@@ -263,7 +263,8 @@ fn proxy_config(options: &DevOptions, server: &Server) -> Result<ProxyConfig, De
         environment.push(("PXDB_PASSWORD", password.expose().to_owned()));
     }
     let environment = environment.into_iter().map(|(name, value)| (name.to_owned(), value));
-    let (config, _) = ProxyConfig::load(environment, None).map_err(|error| DevError::Proxy(error.to_string()))?;
+    let (config, _) =
+        ProxyConfig::load(environment, None).map_err(|error| DevError::Proxy(error.to_string()))?;
     Ok(config)
 }
 

@@ -10,7 +10,10 @@ use std::{
     fs::{self, OpenOptions},
     io::Write,
     net::{TcpListener, TcpStream},
-    os::unix::{fs::{OpenOptionsExt, chown}, process::CommandExt},
+    os::unix::{
+        fs::{OpenOptionsExt, chown},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread::sleep,
@@ -102,7 +105,9 @@ impl Postgres {
 
     /// Stops the server, as an outage would: clients are cut off.
     pub fn stop(&mut self) {
-        let Some(mut child) = self.child.take() else { return };
+        let Some(mut child) = self.child.take() else {
+            return;
+        };
         for signal in [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGKILL] {
             let _ = kill(Pid::from_raw(child.id().cast_signed()), signal);
             let deadline = Instant::now() + STOP_LIMIT;
@@ -120,7 +125,8 @@ impl Postgres {
         let log = self.settings.folder.join("postgres.log");
         let file = OpenOptions::new().create(true).append(true).open(&log);
         let file = file.map_err(|reason| PostgresError::Folder { path: log.clone(), reason })?;
-        let errors = file.try_clone().map_err(|reason| PostgresError::Folder { path: log.clone(), reason })?;
+        let errors =
+            file.try_clone().map_err(|reason| PostgresError::Folder { path: log.clone(), reason })?;
         let mut command = self.command("postgres", owner()?.as_ref());
         command
             .arg("-D")
@@ -189,15 +195,19 @@ impl Postgres {
         // A half-made folder would be taken for a whole one next time.
         let _ = fs::remove_dir_all(self.data());
         let text = String::from_utf8_lossy(&output.stderr);
-        let line = text.lines().find(|line| line.contains("error")).or_else(|| text.lines().last());
-        Err(PostgresError::Failed(line.unwrap_or("initdb failed").to_owned()))
+        Err(PostgresError::Failed(complaint(text.lines()).unwrap_or("initdb failed").to_owned()))
     }
 
     /// Ends the server of an earlier run that was killed before it could.
     fn stop_leftover(&self) {
-        let Ok(text) = fs::read_to_string(self.data().join("postmaster.pid")) else { return };
-        let Some(pid) = text.lines().next().and_then(|line| line.trim().parse::<i32>().ok()) else { return };
-        let is_postgres = fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "postgres");
+        let Ok(text) = fs::read_to_string(self.data().join("postmaster.pid")) else {
+            return;
+        };
+        let Some(pid) = text.lines().next().and_then(|line| line.trim().parse::<i32>().ok()) else {
+            return;
+        };
+        let is_postgres =
+            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "postgres");
         if pid <= 1 || !is_postgres {
             return;
         }
@@ -274,12 +284,18 @@ fn find_binaries() -> Option<PathBuf> {
 
 /// A port that was free a moment ago.
 pub fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr()).map_or(0, |address| address.port())
+    TcpListener::bind(("127.0.0.1", 0))
+        .and_then(|socket| socket.local_addr())
+        .map_or(0, |address| address.port())
 }
 
 fn last_complaint(log: &Path) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
-    let mut lines = text.lines().rev();
-    let complaint = lines.find(|line| line.contains("FATAL") || line.contains("PANIC"));
-    complaint.or_else(|| text.lines().last()).unwrap_or("it ended without a word").to_owned()
+    complaint(text.lines().rev()).unwrap_or("it ended without a word").to_owned()
+}
+
+/// The first line that says what is wrong, or the first at all.
+fn complaint<'l>(lines: impl Iterator<Item = &'l str> + Clone) -> Option<&'l str> {
+    let says = |line: &&str| ["PANIC", "FATAL", "error:", "could not"].iter().any(|word| line.contains(word));
+    lines.clone().find(says).or_else(|| lines.clone().next())
 }

@@ -14,7 +14,8 @@ use std::{
 };
 use uuid::Uuid;
 
-const TENANTS: [(&str, &str, &str); 2] = [("acme", "Acme Inc", "acme-prod"), ("globex", "Globex Corp", "globex-prod")];
+const TENANTS: [(&str, &str, &str); 2] =
+    [("acme", "Acme Inc", "acme-prod"), ("globex", "Globex Corp", "globex-prod")];
 const KEYS_FILE: &str = "keys.json";
 
 /// The keys of the demo tenants, in the order of [`TENANTS`].
@@ -88,11 +89,13 @@ async fn is_live(connection: &mut PgConnection, cluster: Uuid, key: &str) -> Res
 async fn issue(connection: &mut PgConnection, cluster: Uuid) -> Result<String, sqlx::Error> {
     // Two random UUIDs hold 244 random bits of the system's generator: enough for a key of a demo.
     let key = format!("qk_dev_{}{}", Uuid::new_v4().simple(), &Uuid::new_v4().simple().to_string()[..11]);
-    sqlx::query("SELECT queen_proxy.issue_api_key($1, 'dev', $2, ARRAY['produce', 'consume', 'admin', 'read'])")
-        .bind(cluster)
-        .bind(hex::encode(identity::digest(&key)))
-        .execute(connection)
-        .await?;
+    sqlx::query(
+        "SELECT queen_proxy.issue_api_key($1, 'dev', $2, ARRAY['produce', 'consume', 'admin', 'read'])",
+    )
+    .bind(cluster)
+    .bind(hex::encode(identity::digest(&key)))
+    .execute(connection)
+    .await?;
     Ok(key)
 }
 

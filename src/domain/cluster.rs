@@ -8,7 +8,7 @@ use super::{
     status::Restriction,
 };
 use http::HeaderValue;
-use std::{net::SocketAddr, sync::Arc};
+use std::{fmt, net::SocketAddr, sync::Arc};
 
 /// An immutable snapshot of a cluster with the worse of the two statuses, the plan with overrides
 /// and the upstream header values already built. Loading another one never changes this one.
@@ -65,4 +65,14 @@ pub enum Principal {
     ApiKey(Arc<ApiKey>),
     /// Everybody: the proxy was started with `QUEEN_PROXY_DEV_INSECURE`.
     Anyone,
+}
+
+impl fmt::Display for Principal {
+    /// For logs: a key's id, which is no secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ApiKey(key) => write!(f, "key {}", key.id),
+            Self::Anyone => f.write_str("anyone"),
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 /// The scopes of an API key. They are independent: `admin` does not imply the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[allow(clippy::struct_excessive_bools)] // four independent yes or no, as stored
 pub struct Scopes {
     /// May push.
     pub produce: bool,

@@ -46,10 +46,7 @@ mod tests {
 
     #[test]
     fn debug_hides_the_text() {
-        assert_eq!(
-            format!("{:?}", Some(Secret::new("hunter2"))),
-            "Some(Secret(***))"
-        );
+        assert_eq!(format!("{:?}", Some(Secret::new("hunter2"))), "Some(Secret(***))");
     }
 
     #[test]

@@ -25,7 +25,7 @@ use std::{
 /// The right to be forwarded: only the checks make one, from what each of them yields.
 pub(super) struct Forward {
     pub cluster: Arc<Cluster>,
-    /// Kept although forwarding needs no more of it: what is metered later belongs to somebody.
+    /// On whose behalf, for the log.
     pub principal: Principal,
     pub budget: Duration,
 }
@@ -79,10 +79,11 @@ pub(super) fn rewrite(
         if trusted { head.headers.get(name).cloned() } else { None }
     };
     let proto = kept(head, "x-forwarded-proto").unwrap_or(HeaderValue::from_static("http"));
-    let forwarded_host =
-        kept(head, "x-forwarded-host").or_else(|| HeaderValue::from_str(client.host.unwrap_or_default()).ok());
+    let forwarded_host = kept(head, "x-forwarded-host")
+        .or_else(|| HeaderValue::from_str(client.host.unwrap_or_default()).ok());
 
-    let banned: Vec<HeaderName> = head.headers.keys().filter(|name| is_ours(name.as_str())).cloned().collect();
+    let banned: Vec<HeaderName> =
+        head.headers.keys().filter(|name| is_ours(name.as_str())).cloned().collect();
     for name in &banned {
         head.remove_header(name);
     }
@@ -118,8 +119,20 @@ fn is_ours(name: &str) -> bool {
     } else {
         name
     };
-    matches!(name, "authorization" | "cookie" | "forwarded" | "x-real-ip" | "proxy-authorization" | "proxy-connection" | "keep-alive" | "te" | "trailer" | "upgrade" | "http2-settings")
-        || name.starts_with("x-queen-")
+    matches!(
+        name,
+        "authorization"
+            | "cookie"
+            | "forwarded"
+            | "x-real-ip"
+            | "proxy-authorization"
+            | "proxy-connection"
+            | "keep-alive"
+            | "te"
+            | "trailer"
+            | "upgrade"
+            | "http2-settings"
+    ) || name.starts_with("x-queen-")
         || name.starts_with("x-forwarded-")
 }
 
@@ -160,12 +173,25 @@ mod tests {
     #[test]
     fn what_a_client_may_not_say() {
         for name in [
-            "authorization", "cookie", "forwarded", "x-queen-tenant", "x_queen_tenant", "x-queen_tenant", "x-queen-act-cluster",
-            "x-queen-request-id", "x-queen-anything", "x-forwarded-for", "x_forwarded_for", "x-forwarded-prefix", "te",
+            "authorization",
+            "cookie",
+            "forwarded",
+            "x-queen-tenant",
+            "x_queen_tenant",
+            "x-queen_tenant",
+            "x-queen-act-cluster",
+            "x-queen-request-id",
+            "x-queen-anything",
+            "x-forwarded-for",
+            "x_forwarded_for",
+            "x-forwarded-prefix",
+            "te",
         ] {
             assert!(is_ours(name), "{name}");
         }
-        for name in ["content-type", "accept-encoding", "user-agent", "x-request-id", "traceparent", "x-queens"] {
+        for name in
+            ["content-type", "accept-encoding", "user-agent", "x-request-id", "traceparent", "x-queens"]
+        {
             assert!(!is_ours(name), "{name}");
         }
     }
@@ -189,7 +215,10 @@ mod tests {
             for query in [None, Some(""), Some("a=%20b&c=?/")] {
                 let want = query.map_or(path.to_owned(), |query| format!("{path}?{query}"));
                 assert_eq!(upstream_uri(Target { path, query }, "").unwrap().to_string(), want);
-                assert_eq!(upstream_uri(Target { path, query }, "/base").unwrap().to_string(), format!("/base{want}"));
+                assert_eq!(
+                    upstream_uri(Target { path, query }, "/base").unwrap().to_string(),
+                    format!("/base{want}")
+                );
             }
         }
     }

@@ -28,8 +28,9 @@ pub(super) fn check_framing(head: &RequestHeader, raw: impl FnOnce() -> Bytes) -
     if head.headers.contains_key(UPGRADE) {
         return Err(Refusal::Framing("no other protocol is spoken here"));
     }
-    let head_size = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum::<usize>()
-        + head.raw_path().len();
+    let head_size =
+        head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum::<usize>()
+            + head.raw_path().len();
     if head_size > MAX_HEAD {
         return Err(Refusal::HeadTooLarge);
     }

@@ -110,18 +110,15 @@ impl ProxyHttp for Gateway {
 
     async fn request_filter(&self, session: &mut Session, ctx: &mut Context) -> Result<bool> {
         let head = session.req_header();
-        let decision = match head::check_framing(head, || session.to_h1_raw()) {
-            Err(refusal) => Err(refusal),
-            Ok(()) => {
-                let target = head::target(head);
-                if target.is_some_and(|target| target.path == "/healthz") {
-                    self.answer_health(session, ctx).await?;
-                    return Ok(true);
-                }
-                self.pipeline.admit(head, target).await
-            }
-        };
-        match decision {
+        if let Err(refusal) = head::check_framing(head, || session.to_h1_raw()) {
+            answer::refuse(session, ctx.id, refusal).await?;
+            return Ok(true);
+        }
+        if head::target(head).is_some_and(|target| target.path == "/healthz") {
+            self.answer_health(session, ctx).await?;
+            return Ok(true);
+        }
+        match self.pipeline.admit(head).await {
             Ok(admitted) => {
                 ctx.forward = Some(admitted.forward);
                 ctx.collector = admitted.inspection.map(Collector::new);
@@ -177,7 +174,12 @@ impl ProxyHttp for Gateway {
         Ok(())
     }
 
-    async fn response_filter(&self, _: &mut Session, head: &mut ResponseHeader, ctx: &mut Context) -> Result<()> {
+    async fn response_filter(
+        &self,
+        _: &mut Session,
+        head: &mut ResponseHeader,
+        ctx: &mut Context,
+    ) -> Result<()> {
         for name in ["keep-alive", "proxy-connection", "te", "trailer", "upgrade"] {
             head.remove_header(name);
         }
@@ -185,7 +187,13 @@ impl ProxyHttp for Gateway {
         head.insert_header("x-queen-request-id", ctx.id.text(&mut buffer))
     }
 
-    fn fail_to_connect(&self, _: &mut Session, _: &HttpPeer, ctx: &mut Context, mut e: Box<Error>) -> Box<Error> {
+    fn fail_to_connect(
+        &self,
+        _: &mut Session,
+        _: &HttpPeer,
+        ctx: &mut Context,
+        mut e: Box<Error>,
+    ) -> Box<Error> {
         ctx.connects += 1;
         e.set_retry(ctx.connects < MAX_CONNECTS);
         e
@@ -220,7 +228,9 @@ impl ProxyHttp for Gateway {
         let wire = refusal.wire();
         if wire.status >= 500 {
             let cluster = ctx.forward.as_ref().map(|forward| forward.cluster.slug.to_string());
-            tracing::warn!(request = %ctx.id, cluster, code = wire.code, cause = e.etype().as_str(), "request failed");
+            let principal = ctx.forward.as_ref().map(|forward| forward.principal.to_string());
+            let cause = e.etype().as_str();
+            tracing::warn!(request = %ctx.id, cluster, principal, code = wire.code, cause, "request failed");
         }
         if answer::refuse(session, ctx.id, refusal).await.is_err() {
             return gone;
@@ -230,6 +240,7 @@ impl ProxyHttp for Gateway {
 }
 
 /// Remembers why, for `fail_to_proxy`, and ends Pingora's part.
+#[allow(clippy::unnecessary_box_returns)] // the box is what Pingora's filters return
 fn refused(ctx: &mut Context, refusal: Refusal) -> Box<Error> {
     ctx.refusal = Some(refusal);
     Error::explain(ErrorType::HTTPStatus(refusal.wire().status), refusal.wire().code)
@@ -238,8 +249,8 @@ fn refused(ctx: &mut Context, refusal: Refusal) -> Box<Error> {
 /// What the client is told of a failure; `None` when it is gone.
 fn outcome(e: &Error, body_done: bool) -> Option<Refusal> {
     use ErrorType::{
-        ConnectError, ConnectNoRoute, ConnectRefused, ConnectTimedout, ConnectionClosed, InvalidHTTPHeader, ReadError, ReadTimedout,
-        SocketError, WriteError, WriteTimedout,
+        ConnectError, ConnectNoRoute, ConnectRefused, ConnectTimedout, ConnectionClosed, InvalidHTTPHeader,
+        ReadError, ReadTimedout, SocketError, WriteError, WriteTimedout,
     };
     match (e.esource(), e.etype()) {
         (_, ConnectTimedout | ConnectRefused | ConnectNoRoute | ConnectError | SocketError)

@@ -54,16 +54,16 @@ pub struct Pipeline {
 }
 
 /// A request that passed, and what its body still has to pass.
-pub(super) struct Admitted {
-    pub forward: Forward,
-    pub inspection: Option<Inspection>,
+pub struct Admitted {
+    pub(super) forward: Forward,
+    pub(super) inspection: Option<Inspection>,
 }
 
 impl Pipeline {
-    /// Every check of a data-plane request, in order.
-    pub(super) async fn admit(&self, head: &RequestHeader, target: Option<Target<'_>>) -> Result<Admitted, Refusal> {
+    /// Every check of a data-plane request whose framing is sound, in order.
+    pub async fn admit(&self, head: &RequestHeader) -> Result<Admitted, Refusal> {
         let cluster = self.resolve(head::host(head)).await?;
-        let (target, class) = classify(head, target)?;
+        let (target, class) = classify(head)?;
         let principal = self.authenticate(head, &cluster).await?;
         if cluster.restriction.is_suspended() {
             return Err(Refusal::Suspended);
@@ -137,13 +137,18 @@ impl Pipeline {
             };
         };
         // Refused whether or not it is read now: what a client may send must not depend on its status.
-        if head.headers.get(CONTENT_ENCODING).is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        if head
+            .headers
+            .get(CONTENT_ENCODING)
+            .is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
+        {
             return Err(Refusal::EncodedBody);
         }
         if !feature_gated && !push_blocked {
             return Ok(None);
         }
-        let length = head.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+        let length =
+            head.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
         if length.is_some_and(|length| length > self.max_body_bytes) {
             return Err(Refusal::BodyTooLarge);
         }
@@ -154,8 +159,8 @@ impl Pipeline {
 
 /// The class of a route that is open to tenants. Operator routes need a live operator, which a key
 /// never is; the refusal is the one of a blocked route.
-fn classify<'r>(head: &RequestHeader, target: Option<Target<'r>>) -> Result<(Target<'r>, RouteClass), Refusal> {
-    let target = target.filter(|t| path::is_canonical(t.path) && route::is_data_plane(t.path));
+fn classify(head: &RequestHeader) -> Result<(Target<'_>, RouteClass), Refusal> {
+    let target = head::target(head).filter(|t| path::is_canonical(t.path) && route::is_data_plane(t.path));
     let target = target.ok_or(Refusal::RouteBlocked)?;
     match route::classify(&head.method, target.path) {
         RouteClass::Blocked | RouteClass::Operator => Err(Refusal::RouteBlocked),

@@ -76,9 +76,7 @@ impl Refusal {
             Self::NotPermitted => (403, "forbidden", "operation not permitted for this credential"),
             Self::PushBlocked => (403, "push_blocked", "pushes blocked (billing hold)"),
             Self::BodyTooLarge => (413, "payload_too_large", "request body exceeds cap"),
-            Self::EncodedBody => {
-                (415, "unsupported_media_type", "send this body without Content-Encoding")
-            }
+            Self::EncodedBody => (415, "unsupported_media_type", "send this body without Content-Encoding"),
             Self::UnreadableBody => (400, "invalid_request", "the batch cannot be read"),
             Self::ClientStalled => (408, "request_incomplete", "the request body did not arrive in time"),
             Self::CellUnreachable => (502, "bad_gateway", "the cell cannot be reached"),

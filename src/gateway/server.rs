@@ -1,6 +1,9 @@
 //! Starting the gateway and ending it without losing a request.
 
-use super::{Gateway, Load, pipeline::{Directory, Pipeline}};
+use super::{
+    Gateway, Load,
+    pipeline::{Directory, Pipeline},
+};
 use crate::{config::proxy::ProxyConfig, portal::Health};
 use async_trait::async_trait;
 use pingora::{
@@ -11,10 +14,7 @@ use pingora::{
 };
 use std::{
     net::{SocketAddr, TcpListener},
-    sync::{
-        Arc,
-        atomic::Ordering,
-    },
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 use tokio::{
@@ -74,7 +74,12 @@ pub fn run(config: &ProxyConfig, directory: Directory) -> Result<(), ServeError>
         timeouts: config.timeouts,
         trusted_proxies: config.trusted_proxies.clone(),
         tenant_header: config.tenant_header,
-        health: Health { enforce: config.enforce, shared_hosts: 0, status: "ok", tenant_header: config.tenant_header },
+        health: Health {
+            enforce: config.enforce,
+            shared_hosts: 0,
+            status: "ok",
+            tenant_header: config.tenant_header,
+        },
         load: Arc::clone(&load),
     };
     let mut service = http_proxy_service_with_name(&server.configuration, gateway, "gateway");

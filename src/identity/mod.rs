@@ -122,6 +122,9 @@ mod tests {
     fn the_digest_is_of_the_whole_key() {
         // The contract's fixture (§18).
         let key = format!("qk_dev_{}", "dev".repeat(13));
-        assert_eq!(hex::encode(digest(&key)), "a492a78dbb0a44288f1ff363823b58f4e6fad1367018104e07f7dc118eee781b");
+        assert_eq!(
+            hex::encode(digest(&key)),
+            "a492a78dbb0a44288f1ff363823b58f4e6fad1367018104e07f7dc118eee781b"
+        );
     }
 }

@@ -34,7 +34,10 @@ pub fn role_may(role: Role, class: RouteClass) -> bool {
 mod tests {
     use super::{key_may, role_may};
     use crate::{
-        domain::{features::Feature, scopes::{Role, Scopes}},
+        domain::{
+            features::Feature,
+            scopes::{Role, Scopes},
+        },
         policy::route::{Effect, RouteClass},
     };
 
@@ -71,7 +74,11 @@ mod tests {
                 let held: Vec<&str> =
                     (0..4).filter(|bit| bits & (1 << bit) != 0).map(|bit| SCOPES[bit]).collect();
                 let want = held.iter().any(|scope| scopes.split(' ').any(|s| s == *scope));
-                assert_eq!(key_may(Scopes::from_words(held.iter().copied()), class), want, "{class:?} with {held:?}");
+                assert_eq!(
+                    key_may(Scopes::from_words(held.iter().copied()), class),
+                    want,
+                    "{class:?} with {held:?}"
+                );
             }
             for word in ["admin", "producer", "consumer", "viewer"] {
                 let want = roles.split(' ').any(|role| role == word);

@@ -4,7 +4,7 @@ use serde_json::value::RawValue;
 
 /// What the proxy needs to know of one operation; everything else stays unread.
 #[derive(Default)]
-struct Op<'b> {
+struct Operation<'b> {
     op: Option<&'b RawValue>,
     ns: Option<&'b RawValue>,
     key: Option<&'b RawValue>,
@@ -41,7 +41,7 @@ impl Batch {
         }
         let mut batch = Self { growing: false, facade_bookkeeping: !elements.is_empty() };
         for element in elements {
-            let op = Op::read(element.get())?;
+            let op = Operation::read(element.get())?;
             batch.growing |= op.grows();
             batch.facade_bookkeeping &= op.is_facade_bookkeeping();
         }
@@ -49,9 +49,9 @@ impl Batch {
     }
 }
 
-impl<'b> Op<'b> {
+impl<'b> Operation<'b> {
     fn read(text: &'b str) -> Option<Self> {
-        let mut op = Op::default();
+        let mut op = Operation::default();
         for (name, value) in members(text)? {
             match name.as_str() {
                 "op" => op.op = Some(value),
@@ -95,7 +95,8 @@ impl<'b> Op<'b> {
                 _ => return false,
             }
         }
-        !names.is_empty() && names.iter().all(|name| name.as_deref().is_some_and(|name| name.starts_with(mark)))
+        !names.is_empty()
+            && names.iter().all(|name| name.as_deref().is_some_and(|name| name.starts_with(mark)))
     }
 }
 
@@ -177,7 +178,10 @@ mod tests {
             (r#"[{"op":"getMany","ns":"queen-kafka","keys":["qk:a","qk:b"]}]"#, true),
             (r#"[{"op":"getPrefix","ns":"queen-kafka","prefix":"qk:"}]"#, true),
             (r#"[{"op":"putIfAbsent","ns":"queen-s3","key":"s3:o"}]"#, true),
-            (r#"[{"op":"get","ns":"queen-s3","key":"s3:o"},{"op":"put","ns":"queen-kafka","key":"qk:g"}]"#, true),
+            (
+                r#"[{"op":"get","ns":"queen-s3","key":"s3:o"},{"op":"put","ns":"queen-kafka","key":"qk:g"}]"#,
+                true,
+            ),
             ("[]", false),
             (r#"[{"op":"get","ns":"queen-kafka","key":"qk:g"}]"#, false),
             (r#"[{"op":"incr","ns":"queen-s3","key":"s3:o"}]"#, false),

@@ -85,9 +85,7 @@ pub fn classify(method: &Method, path: &str) -> RouteClass {
     if OPERATOR.contains(&path) {
         return Operator;
     }
-    if BLOCKED_PREFIXES.iter().any(|prefix| path.starts_with(prefix))
-        || BLOCKED_EXACT.contains(&path)
-    {
+    if BLOCKED_PREFIXES.iter().any(|prefix| path.starts_with(prefix)) || BLOCKED_EXACT.contains(&path) {
         return Blocked;
     }
     let get = method == Method::GET;
@@ -96,7 +94,9 @@ pub fn classify(method: &Method, path: &str) -> RouteClass {
     match path {
         "/api/v1/push" | "/api/v1/transaction" => return Produce,
         "/api/v1/ack" | "/api/v1/ack/batch" => return Consume,
-        "/api/v1/fetch" | "/api/v1/partitions/changed" => return if post { Consume } else { Blocked },
+        "/api/v1/fetch" | "/api/v1/partitions/changed" => {
+            return if post { Consume } else { Blocked };
+        }
         "/api/v1/configure" => return QUEUE_ADMIN,
         "/api/v1/dlq" if delete => return QUEUE_ADMIN,
         "/streams/v1/cycle" if post => return Gated(Feature::Streams, Mixed),

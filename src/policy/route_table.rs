@@ -153,10 +153,21 @@ fn every_row_of_the_route_table() {
 
 #[test]
 fn what_reaches_the_classifier() {
-    for path in ["/api/v1/push", "/api/", "/streams/x", "/internal/x", "/health", "/status", "/metrics", "/metrics/prometheus"] {
+    for path in [
+        "/api/v1/push",
+        "/api/",
+        "/streams/x",
+        "/internal/x",
+        "/health",
+        "/status",
+        "/metrics",
+        "/metrics/prometheus",
+    ] {
         assert!(is_data_plane(path), "{path}");
     }
-    for path in ["/", "/healthz", "/apix", "/api", "/auth/login", "/console", "/metrics/x", "/streams", "/health/"] {
+    for path in
+        ["/", "/healthz", "/apix", "/api", "/auth/login", "/console", "/metrics/x", "/streams", "/health/"]
+    {
         assert!(!is_data_plane(path), "{path}");
     }
 }

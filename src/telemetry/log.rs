@@ -6,7 +6,8 @@ use tracing_subscriber::EnvFilter;
 /// `QUEEN_LOG_JSON` is on. Also takes what Pingora writes through the `log` facade.
 pub fn start() {
     let on = |name| {
-        std::env::var(name).is_ok_and(|v| matches!(v.trim().to_ascii_lowercase().as_str(), "true" | "1" | "yes" | "on"))
+        std::env::var(name)
+            .is_ok_and(|v| matches!(v.trim().to_ascii_lowercase().as_str(), "true" | "1" | "yes" | "on"))
     };
     let level = std::env::var("LOG_LEVEL").unwrap_or_else(|_| "info".to_owned());
     // Pingora's own lines repeat what the gateway reports with the request's id, and PostgreSQL's

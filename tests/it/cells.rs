@@ -142,7 +142,9 @@ async fn a_client_that_stops_in_the_middle_of_its_body_gets_a_408() {
     let world = World::builder().recorder().env("QUEEN_PROXY_CLIENT_READ_TIMEOUT_MS", 300).start().await;
     let acme = world.tenant("acme").await;
     let mut socket = Socket::open(world.port()).await;
-    let answer = socket.ask(format!("POST /api/v1/kv HTTP/1.1\r\n{}Content-Length: 100\r\n\r\n[", acme.headers())).await;
+    let answer = socket
+        .ask(format!("POST /api/v1/kv HTTP/1.1\r\n{}Content-Length: 100\r\n\r\n[", acme.headers()))
+        .await;
     assert_eq!((answer.status, answer.code().as_str()), (408, "request_incomplete"));
     assert!(socket.ends_within(Duration::from_secs(5)).await);
 }
@@ -161,7 +163,10 @@ async fn inspected_bodies_pass_unchanged_in_every_framing_and_size() {
     for size in [2, 100, 65_535, 65_536, 65_537, 1 << 20, CEILING] {
         let body = batch(size);
         let chunks = |piece: usize| -> String {
-            let pieces = body.as_bytes().chunks(piece).map(|p| format!("{:x}\r\n{}\r\n", p.len(), String::from_utf8_lossy(p)));
+            let pieces = body
+                .as_bytes()
+                .chunks(piece)
+                .map(|p| format!("{:x}\r\n{}\r\n", p.len(), String::from_utf8_lossy(p)));
             pieces.collect::<String>() + "0\r\n\r\n"
         };
         let framings = [
@@ -172,14 +177,17 @@ async fn inspected_bodies_pass_unchanged_in_every_framing_and_size() {
         ];
         for (framing, wire) in framings {
             let mut socket = Socket::open(world.port()).await;
-            let answer = socket.ask(format!("POST /api/v1/kv HTTP/1.1\r\n{}{framing}\r\n{wire}", acme.headers())).await;
+            let answer = socket
+                .ask(format!("POST /api/v1/kv HTTP/1.1\r\n{}{framing}\r\n{wire}", acme.headers()))
+                .await;
             assert_eq!(answer.status, 200, "{size} bytes, {framing}");
             let seen = world.recorder().take();
             assert_eq!(seen.len(), 1);
             assert!(seen[0].body == body.as_bytes(), "{size} bytes, {framing}: the same bytes");
         }
     }
-    let growing = r#"[{"op":"get","ns":"a","key":"b"},{"op":"put","ns":"a","key":"b","value":1,"forever":true}]"#;
+    let growing =
+        r#"[{"op":"get","ns":"a","key":"b"},{"op":"put","ns":"a","key":"b","value":1,"forever":true}]"#;
     let refusals = [
         (growing.to_owned(), 403, "push_blocked"),
         (format!("{growing}{}", " ".repeat(200_000)), 403, "push_blocked"),
@@ -189,12 +197,17 @@ async fn inspected_bodies_pass_unchanged_in_every_framing_and_size() {
     for (body, status, code) in &refusals {
         for chunked in [false, true] {
             let (framing, wire) = if chunked {
-                ("Transfer-Encoding: chunked\r\n".to_owned(), format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len()))
+                (
+                    "Transfer-Encoding: chunked\r\n".to_owned(),
+                    format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len()),
+                )
             } else {
                 (format!("Content-Length: {}\r\n", body.len()), body.clone())
             };
             let mut socket = Socket::open(world.port()).await;
-            let answer = socket.ask(format!("POST /api/v1/kv HTTP/1.1\r\n{}{framing}\r\n{wire}", acme.headers())).await;
+            let answer = socket
+                .ask(format!("POST /api/v1/kv HTTP/1.1\r\n{}{framing}\r\n{wire}", acme.headers()))
+                .await;
             assert_eq!((answer.status, answer.code().as_str()), (*status, *code), "{} bytes", body.len());
             assert!(answer.header("x-queen-request-id").is_some());
         }
@@ -212,9 +225,15 @@ async fn bodies_that_are_not_inspected_stream_through() {
     for size in [1, 65_536, 65_537, 20 << 20] {
         let body = "x".repeat(size);
         for framing in [format!("Content-Length: {size}\r\n"), "Transfer-Encoding: chunked\r\n".to_owned()] {
-            let wire = if framing.starts_with('T') { format!("{size:x}\r\n{body}\r\n0\r\n\r\n") } else { body.clone() };
+            let wire = if framing.starts_with('T') {
+                format!("{size:x}\r\n{body}\r\n0\r\n\r\n")
+            } else {
+                body.clone()
+            };
             let mut socket = Socket::open(world.port()).await;
-            let answer = socket.ask(format!("POST /api/v1/push HTTP/1.1\r\n{}{framing}\r\n{wire}", acme.headers())).await;
+            let answer = socket
+                .ask(format!("POST /api/v1/push HTTP/1.1\r\n{}{framing}\r\n{wire}", acme.headers()))
+                .await;
             assert_eq!(answer.status, 200);
             assert!(world.recorder().take()[0].body == body.as_bytes());
         }
@@ -232,7 +251,10 @@ async fn a_stop_under_load_loses_no_request() {
         socket.send(format!("{GET} HTTP/1.1\r\n{}\r\n", acme.headers())).await;
         waiting.push(socket);
     }
-    eventually("all at the cell", Duration::from_secs(5), async || (world.recorder().count() == 20).then_some(())).await;
+    eventually("all at the cell", Duration::from_secs(5), async || {
+        (world.recorder().count() == 20).then_some(())
+    })
+    .await;
     world.proxies[0].1.signal(nix::sys::signal::Signal::SIGTERM);
     for mut socket in waiting {
         assert_eq!(socket.answer().await.expect("answered in spite of the stop").status, 200);

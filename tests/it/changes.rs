@@ -33,8 +33,10 @@ async fn lifecycle_changes_bite_within_a_second_and_pass_again() {
     let globex = world.tenant("globex").await;
     let own = acme.headers();
     takes_effect(&world, "the new cluster", "PUT", &own, (200, "")).await;
-    let tenant = |status: &str| format!("SELECT queen_proxy.set_tenant_status('{}', '{status}')", acme.tenant);
-    let cluster = |status: &str| format!("SELECT queen_proxy.set_cluster_status('{}', '{status}')", acme.cluster);
+    let tenant =
+        |status: &str| format!("SELECT queen_proxy.set_tenant_status('{}', '{status}')", acme.tenant);
+    let cluster =
+        |status: &str| format!("SELECT queen_proxy.set_cluster_status('{}', '{status}')", acme.cluster);
     // statement, then what a put and a get answer
     let steps = [
         (tenant("suspended"), (403, "cluster_suspended"), (403, "cluster_suspended")),
@@ -85,7 +87,12 @@ async fn a_cluster_that_was_asked_for_too_early_works_once_it_is_there() {
         assert_eq!(outcome(&world, proxy, "GET", &early).await.0, 401);
     }
     let digest = hex::encode(queen_proxy::identity::digest(key));
-    world.sql(&format!("SELECT queen_proxy.issue_api_key('{}', 'early', '{digest}', '{{read}}')", late.cluster)).await;
+    world
+        .sql(&format!(
+            "SELECT queen_proxy.issue_api_key('{}', 'early', '{digest}', '{{read}}')",
+            late.cluster
+        ))
+        .await;
     takes_effect(&world, "the key", "GET", &early, (200, "")).await;
 }
 
@@ -127,12 +134,20 @@ async fn plan_features_and_scopes_decide_what_a_key_opens() {
         }
     }
     // The free plan has neither streams nor traces, and lacks nothing for KV (D2).
-    for line in ["POST /streams/v1/cycle", "GET /streams/v1/x", "POST /api/v1/traces", "POST /api/v1/timers", "GET /api/v1/ephemeral/pop"] {
+    for line in [
+        "POST /streams/v1/cycle",
+        "GET /streams/v1/x",
+        "POST /api/v1/traces",
+        "POST /api/v1/timers",
+        "GET /api/v1/ephemeral/pop",
+    ] {
         let answer = world.ask(line, &acme.headers(), "").await;
         assert_eq!((answer.status, answer.code().as_str()), (403, "feature_gated"), "{line}");
     }
     world.sql(&format!("SELECT queen_proxy.assign_plan('{}', 'no-kv')", acme.cluster)).await;
-    for (line, body) in [("GET /api/v1/kv/ns/k", ""), ("POST /api/v1/kv", r#"[{"op":"get","ns":"a","key":"b"}]"#)] {
+    for (line, body) in
+        [("GET /api/v1/kv/ns/k", ""), ("POST /api/v1/kv", r#"[{"op":"get","ns":"a","key":"b"}]"#)]
+    {
         eventually("the plan without kv", PROMISE, async || {
             let answer = world.ask(line, &acme.headers(), body).await;
             (answer.status == 403 && answer.code() == "feature_gated").then_some(())
@@ -165,7 +180,11 @@ async fn commit_to_effect_is_fast_on_every_proxy() {
             let (id, key) = world.key(acme.cluster, &["read"]).await;
             let headers = format!("Host: {}\r\nAuthorization: Bearer {key}\r\n", acme.host());
             takes_effect(&world, "the new key", "GET", &headers, (200, "")).await;
-            sqlx::query("SELECT queen_proxy.revoke_api_key($1)").bind(id).execute(&mut control).await.unwrap();
+            sqlx::query("SELECT queen_proxy.revoke_api_key($1)")
+                .bind(id)
+                .execute(&mut control)
+                .await
+                .unwrap();
             let revoked = Instant::now();
             delays.extend(until(&world, &headers, (401, "unauthorized"), revoked).await);
 
@@ -228,7 +247,8 @@ async fn the_data_plane_notifies_nobody() {
     let mut heard = Vec::new();
     for (server, database) in [(&world.control_server, &world.control_db), (&world.server, &world.cell_db)] {
         let options = server.connect_options(database);
-        let pool = sqlx::postgres::PgPoolOptions::new().max_connections(1).connect_with(options).await.unwrap();
+        let pool =
+            sqlx::postgres::PgPoolOptions::new().max_connections(1).connect_with(options).await.unwrap();
         let mut listener = sqlx::postgres::PgListener::connect_with(&pool).await.unwrap();
         listener.listen_all(["queen_proxy_inval", "queen_proxy_revoked", "fence"]).await.unwrap();
         heard.push(listener);
@@ -246,7 +266,9 @@ async fn the_data_plane_notifies_nobody() {
             .then_some(())
     })
     .await;
-    for (listener, mut connection) in heard.iter_mut().zip([world.control().await, world.cell_database().await]) {
+    for (listener, mut connection) in
+        heard.iter_mut().zip([world.control().await, world.cell_database().await])
+    {
         sqlx::query("NOTIFY fence").execute(&mut connection).await.unwrap();
         assert_eq!(listener.recv().await.unwrap().channel(), "fence", "nothing came before it");
         let notifying: Vec<String> = sqlx::query_scalar(

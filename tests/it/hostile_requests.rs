@@ -45,7 +45,13 @@ async fn one_cluster_has_many_spellings_and_no_spelling_has_many_clusters() {
     let world = World::builder().recorder().start().await;
     let acme = world.tenant("acme").await;
     let auth = format!("Authorization: Bearer {}\r\n", acme.key);
-    for host in ["acme-prod.q.example", "ACME-PROD.q.example", "acme-prod.q.example:443", "acme-prod.q.example.", "acme-prod"] {
+    for host in [
+        "acme-prod.q.example",
+        "ACME-PROD.q.example",
+        "acme-prod.q.example:443",
+        "acme-prod.q.example.",
+        "acme-prod",
+    ] {
         let answer = world.ask("GET /api/v1/kv/ns/k", &format!("Host: {host}\r\n{auth}"), "").await;
         assert_eq!(answer.status, 200, "{host}");
     }
@@ -56,7 +62,16 @@ async fn one_cluster_has_many_spellings_and_no_spelling_has_many_clusters() {
     sqlx::query("LOCK TABLE queen_proxy.clusters IN ACCESS EXCLUSIVE MODE").execute(&mut lock).await.unwrap();
     let long = format!("{}.q.example", "a".repeat(64));
     let mut bodies = std::collections::HashSet::new();
-    for host in ["", ".q.example", ".", "аcme-prod.q.example", &long, "acme_prod.q.example", "-.q.example", "acme-prod-.q.example"] {
+    for host in [
+        "",
+        ".q.example",
+        ".",
+        "аcme-prod.q.example",
+        &long,
+        "acme_prod.q.example",
+        "-.q.example",
+        "acme-prod-.q.example",
+    ] {
         let asked = tokio::time::Instant::now();
         let answer = world.ask("GET /api/v1/kv/ns/k", &format!("Host: {host}\r\n{auth}"), "").await;
         // Pingora refuses what is no authority at all before we see it.
@@ -154,9 +169,10 @@ async fn the_body_of_a_refused_request_is_never_read_as_a_request() {
             (421, "POST /api/v1/kv", "Host: nobody\r\n".to_owned()),
         ];
         for (status, line, headers) in cases {
-            for (framing, body) in
-                [(format!("Content-Length: {size}\r\n"), &body), ("Transfer-Encoding: chunked\r\n".to_owned(), &chunked)]
-            {
+            for (framing, body) in [
+                (format!("Content-Length: {size}\r\n"), &body),
+                ("Transfer-Encoding: chunked\r\n".to_owned(), &chunked),
+            ] {
                 if status == 413 && size < 1000 {
                     continue;
                 }
@@ -189,10 +205,14 @@ async fn answers_of_our_own_keep_the_connection() {
     let acme = world.tenant("acme").await;
     let mut socket = Socket::open(world.port()).await;
     for _ in 0..3 {
-        let refused = socket.ask(format!("GET /api/v1/kv/ns/k HTTP/1.1\r\nHost: {}\r\n\r\n", acme.host())).await;
+        let refused =
+            socket.ask(format!("GET /api/v1/kv/ns/k HTTP/1.1\r\nHost: {}\r\n\r\n", acme.host())).await;
         assert_eq!(refused.status, 401);
         let health = socket.ask("GET /healthz HTTP/1.1\r\nHost: anything\r\n\r\n").await;
-        assert_eq!(health.json(), serde_json::json!({"enforce": true, "shared_hosts": 0, "status": "ok", "tenant_header": true}));
+        assert_eq!(
+            health.json(),
+            serde_json::json!({"enforce": true, "shared_hosts": 0, "status": "ok", "tenant_header": true})
+        );
         socket.send("HEAD /healthz HTTP/1.1\r\nHost: anything\r\n\r\n").await;
         assert_eq!(socket.answer_to_head().await.unwrap().status, 200);
         let wrong = socket.ask("DELETE /healthz HTTP/1.1\r\nHost: anything\r\n\r\n").await;

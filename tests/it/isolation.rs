@@ -64,7 +64,9 @@ async fn the_cell_lets_nobody_in_but_the_proxy() {
     let world = World::new().await;
     let acme = world.tenant("acme").await;
     let mut straight = crate::support::Socket::open(world.cell_port).await;
-    for credential in ["", "Authorization: Bearer wrong\r\n", &format!("Authorization: Bearer {}\r\n", acme.key)] {
+    for credential in
+        ["", "Authorization: Bearer wrong\r\n", &format!("Authorization: Bearer {}\r\n", acme.key)]
+    {
         let answer = straight.ask(format!("GET {PATH} HTTP/1.1\r\nHost: cell\r\n{credential}\r\n")).await;
         assert_eq!(answer.status, 401, "{credential}");
     }
@@ -74,11 +76,12 @@ async fn the_cell_lets_nobody_in_but_the_proxy() {
 async fn what_reaches_the_cell_is_the_proxys_own() {
     let world = World::builder().recorder().start().await;
     let acme = world.tenant("acme").await;
-    let own_uuid: String = sqlx::query_scalar("SELECT broker_tenant_uuid::text FROM queen_proxy.clusters WHERE id = $1")
-        .bind(acme.cluster)
-        .fetch_one(&mut world.control().await)
-        .await
-        .unwrap();
+    let own_uuid: String =
+        sqlx::query_scalar("SELECT broker_tenant_uuid::text FROM queen_proxy.clusters WHERE id = $1")
+            .bind(acme.cluster)
+            .fetch_one(&mut world.control().await)
+            .await
+            .unwrap();
     let hostile = "\
         Cookie: queen_session=abc\r\nCookie: other=1\r\n\
         x-queen-tenant: 11111111-1111-1111-1111-111111111111\r\nX_QUEEN_TENANT: evil\r\n\
@@ -89,7 +92,8 @@ async fn what_reaches_the_cell_is_the_proxys_own() {
         Connection: close, x-queen-tenant, authorization, x-mine\r\nx-mine: dropped\r\n\
         Keep-Alive: timeout=5\r\nTE: trailers\r\nProxy-Authorization: Basic x\r\nProxy-Connection: keep-alive\r\n\
         x-kept: yes\r\ncontent-type: application/json\r\naccept-encoding: gzip\r\n";
-    let answer = world.ask("PUT /api/v1/kv/ns/a%2Fb//c?", &format!("{}{hostile}", acme.headers()), "{}").await;
+    let answer =
+        world.ask("PUT /api/v1/kv/ns/a%2Fb//c?", &format!("{}{hostile}", acme.headers()), "{}").await;
     assert_eq!(answer.status, 200);
     let id = answer.header("x-queen-request-id").unwrap().to_owned();
     let seen = world.recorder().take().pop().unwrap();
@@ -106,8 +110,20 @@ async fn what_reaches_the_cell_is_the_proxys_own() {
     assert_eq!(seen.all("content-type"), ["application/json"]);
     assert_eq!(seen.body, b"{}");
     for gone in [
-        "cookie", "forwarded", "x-real-ip", "x-queen-act-cluster", "x-queen-whatever", "x_queen_tenant", "x_forwarded_for",
-        "x-forwarded-prefix", "x-mine", "te", "keep-alive", "proxy-authorization", "proxy-connection", "transfer-encoding",
+        "cookie",
+        "forwarded",
+        "x-real-ip",
+        "x-queen-act-cluster",
+        "x-queen-whatever",
+        "x_queen_tenant",
+        "x_forwarded_for",
+        "x-forwarded-prefix",
+        "x-mine",
+        "te",
+        "keep-alive",
+        "proxy-authorization",
+        "proxy-connection",
+        "transfer-encoding",
     ] {
         assert_eq!(seen.all(gone), [""; 0], "{gone}");
     }
@@ -115,7 +131,8 @@ async fn what_reaches_the_cell_is_the_proxys_own() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_trusted_proxy_in_front_is_believed() {
-    let world = World::builder().recorder().env("QUEEN_PROXY_TRUSTED_PROXIES", "10.0.0.0/8, 127.0.0.1").start().await;
+    let world =
+        World::builder().recorder().env("QUEEN_PROXY_TRUSTED_PROXIES", "10.0.0.0/8, 127.0.0.1").start().await;
     let acme = world.tenant("acme").await;
     let said = "X-Forwarded-For: 203.0.113.7, 10.1.1.1\r\nX-Forwarded-Proto: https\r\nX-Forwarded-Host: public.example\r\n";
     world.ask("GET /api/v1/kv/ns/k", &format!("{}{said}", acme.headers()), "").await;

@@ -123,7 +123,9 @@ async fn a_database_that_hangs_does_not_hold_up_known_tenants() {
     assert_eq!(status(&world, &acme).await, 200);
     // Locked tables answer nobody: to the proxy the database is black-holed.
     let mut lock = world.control().await;
-    for statement in ["BEGIN", "LOCK TABLE queen_proxy.clusters, queen_proxy.api_keys IN ACCESS EXCLUSIVE MODE"] {
+    for statement in
+        ["BEGIN", "LOCK TABLE queen_proxy.clusters, queen_proxy.api_keys IN ACCESS EXCLUSIVE MODE"]
+    {
         sqlx::query(statement).execute(&mut lock).await.unwrap();
     }
     let started = Instant::now();
@@ -156,7 +158,8 @@ async fn five_hundred_first_requests_load_a_cluster_once() {
         assert_eq!(status.unwrap(), 200);
     }
     let log = world.proxies[0].1.log();
-    let loads = |of: &str| log.lines().filter(|line| line.contains("sqlx::query") && line.contains(of)).count();
+    let loads =
+        |of: &str| log.lines().filter(|line| line.contains("sqlx::query") && line.contains(of)).count();
     assert_eq!(loads("SELECT c.id, c.tenant_id"), 1);
     assert_eq!(loads("SELECT id, cluster_id, scopes"), 1);
 }

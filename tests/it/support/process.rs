@@ -1,6 +1,9 @@
 //! A program of ours as a child process whose log is shown when its test fails.
 
-use nix::{sys::signal::{Signal, kill}, unistd::Pid};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use std::{
     fs::File,
     net::TcpListener,
@@ -32,7 +35,13 @@ pub struct Process {
 
 impl Process {
     /// Starts it with nothing but these variables in its environment.
-    pub fn start(name: &'static str, binary: &str, arguments: &[&str], environment: &[(String, String)], folder: &Path) -> Self {
+    pub fn start(
+        name: &'static str,
+        binary: &str,
+        arguments: &[&str],
+        environment: &[(String, String)],
+        folder: &Path,
+    ) -> Self {
         let log = folder.join(format!("{name}-{}.log", uuid::Uuid::new_v4().simple()));
         let file = File::create(&log).unwrap();
         let child = Command::new(binary)

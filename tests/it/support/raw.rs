@@ -74,7 +74,8 @@ impl Socket {
     /// Whether the other side ends the connection within the limit without sending anything more.
     pub async fn ends_within(&mut self, limit: Duration) -> bool {
         let mut byte = [0; 1];
-        self.unread.is_empty() && matches!(timeout(limit, self.stream.read(&mut byte)).await, Ok(Ok(0) | Err(_)))
+        self.unread.is_empty()
+            && matches!(timeout(limit, self.stream.read(&mut byte)).await, Ok(Ok(0) | Err(_)))
     }
 
     async fn fill(&mut self) -> bool {

@@ -126,7 +126,8 @@ impl WorldBuilder {
     /// Starts everything and waits until it answers.
     pub async fn start(self) -> World {
         let server = Postgresql::shared();
-        let control_server = if self.own_control_postgres { Postgresql::start() } else { Arc::clone(&server) };
+        let control_server =
+            if self.own_control_postgres { Postgresql::start() } else { Arc::clone(&server) };
         let name = Uuid::new_v4().simple().to_string();
         let (control_db, cell_db) = (format!("control_{name}"), format!("cell_{name}"));
         create(&control_server, &control_db).await;
@@ -265,7 +266,8 @@ impl World {
     /// Kills the cell and starts it again on the same port and database.
     pub async fn restart_cell(&mut self) {
         self.cell = None;
-        self.cell = Some(start_cell(&self.server, &self.cell_db, self.cell_port, &self.cell_secret, &self.folder));
+        self.cell =
+            Some(start_cell(&self.server, &self.cell_db, self.cell_port, &self.cell_secret, &self.folder));
         wait_for_health(self.cell_port).await;
     }
 
@@ -337,7 +339,8 @@ impl World {
 
     /// The same through one of several proxies.
     pub async fn ask_proxy(&self, proxy: usize, line: &str, headers: &str, body: &str) -> super::Answer {
-        let length = if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
+        let length =
+            if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
         let request = format!("{line} HTTP/1.1\r\n{headers}{length}\r\n{body}");
         Socket::open(self.proxies[proxy].0).await.ask(request).await
     }
