@@ -262,9 +262,9 @@ async fn an_answer_overtaken_by_an_invalidation_is_thrown_away() {
             assert_eq!(stage.asked(), 1, "the load has read the old state and is held");
             stage.now(Database::Has(2));
             if expire {
-                cache.expire_all()
+                cache.expire_all();
             } else {
-                cache.invalidate(CLUSTER)
+                cache.invalidate(CLUSTER);
             }
             stage.gate.add_permits(held);
             assert_eq!(waiting.await.unwrap(), Some(2));

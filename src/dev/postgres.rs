@@ -295,7 +295,7 @@ fn last_complaint(log: &Path) -> String {
 }
 
 /// The first line that says what is wrong, or the first at all.
-fn complaint<'l>(lines: impl Iterator<Item = &'l str> + Clone) -> Option<&'l str> {
+fn complaint<'l>(mut lines: impl Iterator<Item = &'l str> + Clone) -> Option<&'l str> {
     let says = |line: &&str| ["PANIC", "FATAL", "error:", "could not"].iter().any(|word| line.contains(word));
-    lines.clone().find(says).or_else(|| lines.clone().next())
+    lines.clone().find(says).or_else(|| lines.next())
 }

@@ -5,31 +5,48 @@
 //! framing and size: reading it earlier hangs beyond 64 KiB for chunked and HTTP/2 bodies.
 
 use super::refusal::Refusal;
-use crate::policy::kv_batch::Batch;
+use crate::policy::batch::{Batch, cycle_pushes};
 use bytes::{Bytes, BytesMut};
 
-/// What a batch of operations has to pass.
+/// What a body has to pass on a cluster that is push-blocked or whose plan lacks the feature.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Inspection {
-    /// The plan lacks the feature: only facade bookkeeping may pass.
-    pub feature_gated: bool,
-    /// The caller may consume, so that facade bookkeeping counts as that.
-    pub facade_may_pass: bool,
+    pub subject: Subject,
     /// Largest body, in bytes.
     pub ceiling: usize,
 }
 
+/// What kind of body it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Subject {
+    /// Operations on KV or timers.
+    Batch {
+        /// The plan lacks the feature: only facade bookkeeping may pass.
+        feature_gated: bool,
+        /// The caller may consume, so that facade bookkeeping counts as that.
+        facade_may_pass: bool,
+    },
+    /// One cycle of a stream, on a push-blocked cluster.
+    Cycle,
+}
+
 impl Inspection {
-    /// Judges a whole body, for a cluster that is push-blocked or whose plan lacks the feature.
+    /// Judges a whole body. What cannot be read is refused: the cell might read it in another way.
     fn judge(self, body: &[u8]) -> Result<(), Refusal> {
-        let batch = Batch::read(body).ok_or(Refusal::UnreadableBody)?;
-        if batch.facade_bookkeeping && self.facade_may_pass {
-            return Ok(());
-        }
-        if self.feature_gated {
-            return Err(Refusal::FeatureGated);
-        }
-        if batch.growing { Err(Refusal::PushBlocked) } else { Ok(()) }
+        let growing = match self.subject {
+            Subject::Cycle => cycle_pushes(body).ok_or(Refusal::UnreadableBody)?,
+            Subject::Batch { feature_gated, facade_may_pass } => {
+                let batch = Batch::read(body).ok_or(Refusal::UnreadableBody)?;
+                if batch.facade_bookkeeping && facade_may_pass {
+                    return Ok(());
+                }
+                if feature_gated {
+                    return Err(Refusal::FeatureGated);
+                }
+                batch.growing
+            }
+        };
+        if growing { Err(Refusal::PushBlocked) } else { Ok(()) }
     }
 }
 
@@ -66,7 +83,7 @@ impl Collector {
 
 #[cfg(test)]
 mod tests {
-    use super::{Collector, Inspection};
+    use super::{Collector, Inspection, Subject};
     use crate::gateway::refusal::Refusal;
     use bytes::Bytes;
 
@@ -84,8 +101,13 @@ mod tests {
         Ok(out)
     }
 
-    const BLOCKED: Inspection = Inspection { feature_gated: false, facade_may_pass: true, ceiling: 100 };
-    const GATED: Inspection = Inspection { feature_gated: true, facade_may_pass: true, ceiling: 100 };
+    const fn batch(feature_gated: bool, facade_may_pass: bool) -> Inspection {
+        Inspection { subject: Subject::Batch { feature_gated, facade_may_pass }, ceiling: 100 }
+    }
+
+    const BLOCKED: Inspection = batch(false, true);
+    const GATED: Inspection = batch(true, true);
+    const CYCLE: Inspection = Inspection { subject: Subject::Cycle, ceiling: 100 };
 
     #[test]
     fn what_passes_goes_out_as_it_came() {
@@ -100,13 +122,16 @@ mod tests {
     fn refusals() {
         let put: &[u8] = br#"[{"op":"put","ns":"a","key":"b"}]"#;
         let facade: &[u8] = br#"[{"op":"put","ns":"queen-kafka","key":"qk:g"}]"#;
-        let produce_only = Inspection { facade_may_pass: false, ..BLOCKED };
+        let produce_only = batch(false, false);
         assert_eq!(run(BLOCKED, &[put]), Err(Refusal::PushBlocked));
         assert_eq!(run(GATED, &[br#"[{"op":"get"}]"#]), Err(Refusal::FeatureGated));
         assert_eq!(run(BLOCKED, &[b"{"]), Err(Refusal::UnreadableBody));
         assert!(run(BLOCKED, &[facade]).is_ok());
         assert!(run(GATED, &[facade]).is_ok());
         assert_eq!(run(produce_only, &[facade]), Err(Refusal::PushBlocked));
+        assert_eq!(run(CYCLE, &[br#"{"push_items":[1]}"#]), Err(Refusal::PushBlocked));
+        assert!(run(CYCLE, &[br#"{"push_items":[]}"#]).is_ok());
+        assert_eq!(run(CYCLE, &[b"["]), Err(Refusal::UnreadableBody));
         let fits = [b' '; 98];
         assert!(run(BLOCKED, &[b"[]", &fits]).is_ok());
         assert_eq!(run(BLOCKED, &[b"[]", &[b' '; 99]]), Err(Refusal::BodyTooLarge));

@@ -2,7 +2,7 @@
 //! nothing but whether a host exists and whether a route does.
 
 use super::{
-    body::Inspection,
+    body::{Inspection, Subject},
     forward::{Forward, budget},
     head::{self, Target},
     refusal::Refusal,
@@ -118,7 +118,8 @@ impl Pipeline {
         }
     }
 
-    /// What a batch's body must still pass. A batch of a plain, unblocked cluster is not read at all.
+    /// What a body that may both read and add must still pass. On a plain, unblocked cluster it is
+    /// not read at all.
     fn inspection(
         &self,
         head: &RequestHeader,
@@ -127,33 +128,29 @@ impl Pipeline {
         feature_gated: bool,
         push_blocked: bool,
     ) -> Result<Option<Inspection>, Refusal> {
-        let RouteClass::Gated(feature @ (Feature::Kv | Feature::Timers), Effect::Mixed) = class else {
-            // A streams cycle that carries messages cannot be told from one that does not yet, so a
-            // push block covers it whole.
-            return if push_blocked && matches!(class, RouteClass::Gated(_, Effect::Mixed)) {
-                Err(Refusal::PushBlocked)
-            } else {
-                Ok(None)
-            };
+        let RouteClass::Gated(feature, Effect::Mixed) = class else {
+            return Ok(None);
         };
         // Refused whether or not it is read now: what a client may send must not depend on its status.
-        if head
-            .headers
-            .get(CONTENT_ENCODING)
-            .is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
-        {
+        let coding = head.headers.get(CONTENT_ENCODING);
+        if coding.is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity")) {
             return Err(Refusal::EncodedBody);
         }
         if !feature_gated && !push_blocked {
             return Ok(None);
         }
-        let length =
-            head.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-        if length.is_some_and(|length| length > self.max_body_bytes) {
+        let length = head.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        if length.is_some_and(|length: usize| length > self.max_body_bytes) {
             return Err(Refusal::BodyTooLarge);
         }
-        let facade_may_pass = feature == Feature::Kv && may(principal, RouteClass::Consume);
-        Ok(Some(Inspection { feature_gated, facade_may_pass, ceiling: self.max_body_bytes }))
+        let subject = match feature {
+            Feature::Streams => Subject::Cycle,
+            _ => Subject::Batch {
+                feature_gated,
+                facade_may_pass: feature == Feature::Kv && may(principal, RouteClass::Consume),
+            },
+        };
+        Ok(Some(Inspection { subject, ceiling: self.max_body_bytes }))
     }
 }
 

@@ -53,7 +53,7 @@ mod tests {
             ("acme:", Some("acme")),
         ];
         for (host, want) in cases {
-            assert_eq!(slug_of_host(host).as_ref().map(|s| s.as_str()), *want, "{host:?}");
+            assert_eq!(slug_of_host(host).as_ref().map(crate::domain::slug::Slug::as_str), *want, "{host:?}");
         }
     }
 }

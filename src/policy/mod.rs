@@ -2,7 +2,7 @@
 //! table of cases beside it.
 
 pub mod authorize;
+pub mod batch;
 pub mod host;
-pub mod kv_batch;
 pub mod path;
 pub mod route;

@@ -83,6 +83,43 @@ async fn a_cell_that_is_not_there_is_a_502_and_only_its_own_tenants_notice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_cell_that_was_killed_has_kept_what_it_accepted() {
+    let mut world = World::new().await;
+    let acme = world.tenant("acme").await;
+    let (port, headers) = (world.port(), acme.headers());
+    let writing = tokio::spawn(async move {
+        let mut accepted = Vec::new();
+        for number in 0.. {
+            let body = r#"{"value":1,"forever":true}"#;
+            let put = format!(
+                "PUT /api/v1/kv/ns/{number} HTTP/1.1\r\n{headers}Content-Length: {}\r\n\r\n{body}",
+                body.len()
+            );
+            match Socket::open(port).await.ask(put).await.status {
+                200 => accepted.push(number),
+                502 => return accepted,
+                status => panic!("{status}"),
+            }
+        }
+        accepted
+    });
+    let mut rows = world.cell_database().await;
+    eventually("a hundred writes", Duration::from_secs(20), async || {
+        let count = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM queen.kv");
+        (count.fetch_one(&mut rows).await.unwrap() >= 100).then_some(())
+    })
+    .await;
+    world.cell = None; // kills it
+    let accepted = writing.await.unwrap();
+    assert!(accepted.len() >= 99, "{} writes before the kill", accepted.len());
+    world.restart_cell().await;
+    for number in accepted {
+        let answer = world.ask(&format!("GET /api/v1/kv/ns/{number}"), &acme.headers(), "").await;
+        assert_eq!(answer.json()["found"], true, "{number}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_slow_cell_holds_no_worker() {
     let world = World::builder().recorder().env("QUEEN_PROXY_WORKER_THREADS", 1).start().await;
     let acme = world.tenant("acme").await;
@@ -212,6 +249,11 @@ async fn inspected_bodies_pass_unchanged_in_every_framing_and_size() {
             assert!(answer.header("x-queen-request-id").is_some());
         }
     }
+    let cycle = |items: &str| format!(r#"{{"push_items":{items},"acks":[]}}"#);
+    let refused = world.ask("POST /streams/v1/cycle", &acme.headers(), &cycle("[{}]")).await;
+    assert_eq!((refused.status, refused.code().as_str()), (403, "push_blocked"));
+    assert_eq!(world.ask("POST /streams/v1/cycle", &acme.headers(), &cycle("[]")).await.status, 200);
+    assert_eq!(world.recorder().take().len(), 1, "the cycle that only takes");
     let encoded = format!("{}Content-Encoding: gzip\r\n", acme.headers());
     let answer = world.ask("POST /api/v1/kv", &encoded, "[]").await;
     assert_eq!((answer.status, answer.code().as_str()), (415, "unsupported_media_type"));

@@ -1,5 +1,8 @@
 //! Tests against real servers, named after the situation they prove. One binary: see Cargo.toml.
 
+// A test says what went wrong by panicking, and its futures may be large.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::large_futures)]
+
 mod support;
 
 mod cells;

@@ -8,20 +8,13 @@ mod world;
 
 pub use process::{Process, free_port};
 pub use raw::{Answer, Socket};
-pub use recorder::{Recorded, Recorder, Reply};
-pub use world::{Postgresql, Tenant, World, WorldBuilder};
+pub use recorder::{Recorder, Reply};
+pub use world::{Tenant, World};
 
-use std::{
-    future::Future,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 /// Waits until `probe` yields something, asking every 5 ms; panics with `what` after `limit`.
-pub async fn eventually<T, F: Future<Output = Option<T>>>(
-    what: &str,
-    limit: Duration,
-    mut probe: impl FnMut() -> F,
-) -> T {
+pub async fn eventually<T>(what: &str, limit: Duration, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + limit;
     loop {
         if let Some(value) = probe().await {

@@ -207,7 +207,7 @@ async fn read_request(stream: &mut TcpStream, unread: &mut Vec<u8>) -> Option<Re
 }
 
 async fn fill(stream: &mut TcpStream, unread: &mut Vec<u8>) -> Option<()> {
-    let mut piece = [0; 64 * 1024];
+    let mut piece = [0; 16 * 1024];
     match stream.read(&mut piece).await {
         Ok(0) | Err(_) => None,
         Ok(n) => {

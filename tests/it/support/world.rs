@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use uuid::Uuid;
 
 /// A private PostgreSQL server.
@@ -67,6 +68,7 @@ impl Postgresql {
 
 /// A tenant with one cluster and a key with all scopes.
 #[derive(Clone, Debug)]
+#[allow(clippy::struct_field_names)] // the ids are called as their tables
 pub struct Tenant {
     /// `tenants.id`
     pub tenant: Uuid,
@@ -106,6 +108,7 @@ impl WorldBuilder {
     }
 
     /// A variable of the proxies' environment.
+    #[allow(clippy::needless_pass_by_value)] // numbers and texts read best at the place of use
     pub fn env(mut self, name: &str, value: impl ToString) -> Self {
         self.environment.push((name.to_owned(), value.to_string()));
         self
@@ -373,7 +376,6 @@ async fn create(server: &Postgresql, database: &str) {
 async fn wait_for_health(port: u16) {
     eventually("the program answers", Duration::from_secs(30), async || {
         let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.ok()?;
-        use tokio::io::{AsyncReadExt, AsyncWriteExt};
         stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.ok()?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.ok()?;

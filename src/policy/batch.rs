@@ -1,4 +1,5 @@
-//! What a batch of KV or timer operations does (proxy contract §10).
+//! What a body that both reads and adds does: batches of KV or timer operations, and cycles of
+//! streams (proxy contract §10).
 
 use serde_json::value::RawValue;
 
@@ -47,6 +48,17 @@ impl Batch {
         }
         Some(batch)
     }
+}
+
+/// Whether a streams cycle puts messages in: `push_items` is an array that is not empty. `None` when
+/// the body cannot be read. Where the member is repeated the last one counts.
+pub fn cycle_pushes(body: &[u8]) -> Option<bool> {
+    let members = members(std::str::from_utf8(body).ok()?)?;
+    let Some((_, items)) = members.iter().rev().find(|(name, _)| name == "push_items") else {
+        return Some(false);
+    };
+    // Not an array: nothing that the broker could push.
+    Some(serde_json::from_str::<Vec<&RawValue>>(items.get()).is_ok_and(|items| !items.is_empty()))
 }
 
 impl<'b> Operation<'b> {
@@ -129,7 +141,7 @@ fn string(value: &RawValue) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::Batch;
+    use super::{Batch, cycle_pushes};
 
     #[test]
     fn growing_batches() {
@@ -142,7 +154,7 @@ mod tests {
             (r#"[{"op":"get"},{"op":"put"}]"#, Some(true)),
             (r#"{"operations":[{"op":"incr"}]}"#, Some(true)),
             (r#"{"operations":[{"op":"putIfAbsent"}]}"#, Some(true)),
-            (r#"[{}]"#, Some(true)),
+            (r"[{}]", Some(true)),
             (r#"[{"op":null}]"#, Some(true)),
             (r#"[{"op":7}]"#, Some(true)),
             (r#"[{"op":"GET"}]"#, Some(true)),
@@ -159,7 +171,7 @@ mod tests {
             ("   ", None),
             ("null", None),
             ("7", None),
-            (r#"[7]"#, None),
+            (r"[7]", None),
             (r#"[{"op":"get"}"#, None),
             (r#"[{"op":"get"}] x"#, None),
             (r#"{"operations":7}"#, None),
@@ -169,6 +181,25 @@ mod tests {
             assert_eq!(Batch::read(body.as_bytes()).map(|b| b.growing), *want, "{body}");
         }
         assert!(Batch::read(b"[{\"op\":\"\xff\"}]").is_none());
+    }
+
+    #[test]
+    fn cycles_that_push() {
+        let cases: &[(&str, Option<bool>)] = &[
+            (r#"{"push_items":[{}]}"#, Some(true)),
+            (r#"{"push_items":[]}"#, Some(false)),
+            (r#"{"push_items":null}"#, Some(false)),
+            (r#"{"acks":[1]}"#, Some(false)),
+            ("{}", Some(false)),
+            (r#"{"push_items":[],"push_items":[1]}"#, Some(true)),
+            (r#"{"push\u005fitems":[1]}"#, Some(true)),
+            ("[]", None),
+            ("", None),
+            (r#"{"push_items":[1]"#, None),
+        ];
+        for (body, want) in cases {
+            assert_eq!(cycle_pushes(body.as_bytes()), *want, "{body}");
+        }
     }
 
     #[test]
