@@ -57,6 +57,8 @@ type Loading<V> = Pin<Box<dyn Future<Output = Loaded<V>> + Send>>;
 
 /// In silence the database is asked this often, and not for each request.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Serving stale is said this often.
+const WARN_AGAIN: Duration = Duration::from_secs(10);
 /// How often an answer that was overtaken by an invalidation is asked for again.
 const MAX_RELOADS: usize = 4;
 /// How many dropped entries of one cluster are asked for again before somebody needs them.
@@ -96,7 +98,11 @@ struct Inner<K, V> {
     /// Loads of keys never seen before wait here, so that a flood of them cannot take every
     /// connection from the refreshes of known tenants.
     cold: Semaphore,
-    silence: Silence,
+    /// The database did not answer.
+    silence: Backoff,
+    /// It takes longer than a request should wait: entries that can serve do so meanwhile, while
+    /// keys without one still ask, since "unavailable" costs their callers more than a wait.
+    slowness: Backoff,
     stats: CacheStats,
 }
 
@@ -130,7 +136,8 @@ impl<K: Key, V: Cached> Cache<K, V> {
             flights: DashMap::new(),
             versions: Versions::default(),
             cold: Semaphore::new(cold_loads),
-            silence: Silence::default(),
+            silence: Backoff::default(),
+            slowness: Backoff::default(),
             stats: CacheStats::default(),
         }))
     }
@@ -141,18 +148,19 @@ impl<K: Key, V: Cached> Cache<K, V> {
             return answer;
         }
         let older = self.0.servable(&key);
-        if !self.0.silence.may_ask() {
-            // Waiting for it would only pile up requests.
-            return older.map_or(Lookup::Unavailable, |older| self.0.serve_stale(older));
-        }
+        // Where nobody may ask, waiting would only pile up requests.
         let Some(older) = older else {
-            return self.0.shared_load(key, true).await;
+            let may_ask = self.0.silence.may_ask();
+            return if may_ask { self.0.shared_load(key, true).await } else { Lookup::Unavailable };
         };
+        if !self.0.silence.may_ask() || !self.0.slowness.may_ask() {
+            return self.0.serve_stale(older);
+        }
         match timeout(self.0.config.refresh_wait, self.0.shared_load(key, false)).await {
             Ok(Lookup::Unavailable) => self.0.serve_stale(older),
             Ok(answer) => answer,
             Err(_) => {
-                self.0.silence.begin();
+                self.0.slowness.begin();
                 self.0.serve_stale(older)
             }
         }
@@ -228,7 +236,7 @@ impl<K: Key, V: Cached> Inner<K, V> {
 
     fn serve_stale(&self, value: Arc<V>) -> Lookup<V> {
         self.stats.stale.fetch_add(1, Ordering::Relaxed);
-        if self.silence.should_warn() {
+        if self.silence.turn(&self.silence.warn_again_ms, WARN_AGAIN) {
             tracing::warn!(
                 cache = self.name,
                 "the control plane's database is silent: serving what was last known"
@@ -290,6 +298,7 @@ impl<K: Key, V: Cached> Inner<K, V> {
             self.silence.begin();
         } else {
             self.silence.end();
+            self.slowness.end();
         }
         match loaded {
             Loaded::Found(value) => Lookup::Found(Arc::new(value)),
@@ -376,18 +385,18 @@ impl<K: Key, V: Cached> Drop for Landing<K, V> {
     }
 }
 
-/// Whether the database is silent, and who may try whether it still is.
-struct Silence {
-    silent: AtomicBool,
+/// A trouble with the database, and whose turn it is to find out whether it has passed.
+struct Backoff {
+    on: AtomicBool,
     started: Instant,
     ask_again_ms: AtomicU64,
     warn_again_ms: AtomicU64,
 }
 
-impl Default for Silence {
+impl Default for Backoff {
     fn default() -> Self {
         Self {
-            silent: AtomicBool::new(false),
+            on: AtomicBool::new(false),
             started: Instant::now(),
             ask_again_ms: AtomicU64::new(0),
             warn_again_ms: AtomicU64::new(0),
@@ -395,23 +404,19 @@ impl Default for Silence {
     }
 }
 
-impl Silence {
+impl Backoff {
     fn begin(&self) {
-        self.silent.store(true, Ordering::Release);
+        self.on.store(true, Ordering::Release);
         self.ask_again_ms.store(self.in_ms(RETRY_AFTER), Ordering::Release);
     }
 
     fn end(&self) {
-        self.silent.store(false, Ordering::Release);
+        self.on.store(false, Ordering::Release);
     }
 
-    /// True while the database answers; in silence true once a second, for one caller.
+    /// True while there is no trouble; in trouble true once a second, for one caller.
     fn may_ask(&self) -> bool {
-        !self.silent.load(Ordering::Acquire) || self.turn(&self.ask_again_ms, RETRY_AFTER)
-    }
-
-    fn should_warn(&self) -> bool {
-        self.turn(&self.warn_again_ms, Duration::from_secs(10))
+        !self.on.load(Ordering::Acquire) || self.turn(&self.ask_again_ms, RETRY_AFTER)
     }
 
     fn turn(&self, next_ms: &AtomicU64, every: Duration) -> bool {

@@ -11,18 +11,22 @@ const MAX_HEAD: usize = 32 * 1024;
 /// Refuses what two parsers could read in two ways, and what wants another protocol. `raw` gives
 /// the head as it came: Pingora takes a Content-Length away that stood beside Transfer-Encoding.
 pub(super) fn check_framing(head: &RequestHeader, raw: impl FnOnce() -> Bytes) -> Result<(), Refusal> {
-    let lengths: Vec<_> = head.headers.get_all(CONTENT_LENGTH).iter().collect();
-    let codings: Vec<_> = head.headers.get_all(TRANSFER_ENCODING).iter().collect();
-    if lengths.len() > 1 {
+    let single = |name| {
+        let mut values = head.headers.get_all(name).iter();
+        (values.next().map(http::HeaderValue::as_bytes), values.next().is_some())
+    };
+    let (length, more_lengths) = single(CONTENT_LENGTH);
+    let (coding, more_codings) = single(TRANSFER_ENCODING);
+    if more_lengths {
         return Err(Refusal::Framing("more than one Content-Length"));
     }
-    if lengths.iter().any(|value| value.is_empty() || !value.as_bytes().iter().all(u8::is_ascii_digit)) {
+    if length.is_some_and(|text| text.is_empty() || !text.iter().all(u8::is_ascii_digit)) {
         return Err(Refusal::Framing("malformed Content-Length"));
     }
-    if !codings.is_empty() && (!lengths.is_empty() || names_length(&raw())) {
+    if coding.is_some() && (length.is_some() || names_length(&raw())) {
         return Err(Refusal::Framing("Content-Length together with Transfer-Encoding"));
     }
-    if codings.len() > 1 || codings.iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"chunked")) {
+    if more_codings || coding.is_some_and(|text| !text.eq_ignore_ascii_case(b"chunked")) {
         return Err(Refusal::Framing("unsupported Transfer-Encoding"));
     }
     if head.headers.contains_key(UPGRADE) {
