@@ -232,10 +232,12 @@ impl ProxyHttp for Gateway {
             let cause = e.etype().as_str();
             tracing::warn!(request = %ctx.id, cluster, principal, code = wire.code, cause, "request failed");
         }
+        // Pingora ends the client's connection after a failure here, whatever we answer: say so.
+        session.set_keepalive(None);
         if answer::refuse(session, ctx.id, refusal).await.is_err() {
             return gone;
         }
-        FailToProxy { error_code: wire.status, can_reuse_downstream: true }
+        FailToProxy { error_code: wire.status, can_reuse_downstream: false }
     }
 }
 
