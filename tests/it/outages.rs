@@ -46,7 +46,11 @@ async fn known_tenants_outlive_the_database_for_the_whole_grace() {
         (status(&world, &acme).await == 421).then_some(())
     })
     .await;
-    assert!(stopped.elapsed() >= GRACE.checked_sub(Duration::from_millis(200)).unwrap(), "{:?}", stopped.elapsed());
+    assert!(
+        stopped.elapsed() >= GRACE.checked_sub(Duration::from_millis(200)).unwrap(),
+        "{:?}",
+        stopped.elapsed()
+    );
 
     world.control_server.start_again();
     // Silence was not remembered as absence: what was there works as soon as the database does.
