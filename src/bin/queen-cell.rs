@@ -32,7 +32,6 @@ struct ConfigFile {
 }
 
 fn main() -> ExitCode {
-    telemetry::log::start();
     let outcome = match Cli::parse().command {
         Command::Serve(file) => serve(&file),
         Command::Check(file) => check(&file),
@@ -49,6 +48,7 @@ fn main() -> ExitCode {
 fn serve(file: &ConfigFile) -> Result<(), String> {
     let (config, _) = cell_config::load(source::environment(), file.config.as_deref())
         .map_err(|error| error.to_string())?;
+    telemetry::log::start(config.log);
     let runtime = tokio::runtime::Runtime::new().map_err(|error| error.to_string())?;
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).map_err(|error| error.to_string())?;
@@ -59,7 +59,7 @@ fn serve(file: &ConfigFile) -> Result<(), String> {
                 _ = interrupt.recv() => {}
             }
         };
-        cell::serve(config, stop).await.map_err(|error| error.to_string())
+        cell::serve(config, stop).await.map_err(|error| telemetry::describe(&error))
     })
 }
 

@@ -6,7 +6,8 @@ use queen_proxy::{
     control::migrate::migrate,
     dev::{self, DevOptions},
     domain::secret::Secret,
-    proxy, telemetry,
+    proxy,
+    telemetry::{self, describe, log::LogSettings},
 };
 use std::{path::PathBuf, process::ExitCode};
 
@@ -56,7 +57,6 @@ struct DevArgs {
 }
 
 fn main() -> ExitCode {
-    telemetry::log::start();
     let outcome = match Cli::parse().command {
         Command::Serve(file) => serve(&file),
         Command::Dev(args) => run_dev(args),
@@ -78,13 +78,15 @@ fn load(file: &ConfigFile) -> Result<(ProxyConfig, Vec<source::Shown>), ConfigEr
 
 fn serve(file: &ConfigFile) -> Result<(), String> {
     let (config, shown) = load(file).map_err(|error| error.to_string())?;
+    telemetry::log::start(config.log);
     for name in reserved::set_in_vain(&shown) {
         tracing::warn!(name, "this setting has no effect in this version");
     }
-    proxy::serve(&config).map_err(|error| error.to_string())
+    proxy::serve(&config).map_err(|error| describe(&error))
 }
 
 fn run_dev(args: DevArgs) -> Result<(), String> {
+    telemetry::log::start(LogSettings::default());
     let options = DevOptions {
         folder: args.data,
         ephemeral: args.ephemeral,
@@ -92,14 +94,15 @@ fn run_dev(args: DevArgs) -> Result<(), String> {
         port: args.port,
         cell_port: args.cell_port,
     };
-    dev::run(&options).map_err(|error| error.to_string())
+    dev::run(&options).map_err(|error| describe(&error))
 }
 
 fn run_migrate(file: &ConfigFile) -> Result<(), String> {
     let (config, _) = load(file).map_err(|error| error.to_string())?;
+    telemetry::log::start(config.log);
     let pxdb = config.pxdb.ok_or("PXDB_HOST: needed to migrate")?;
     let runtime = tokio::runtime::Runtime::new().map_err(|error| error.to_string())?;
-    let applied = runtime.block_on(migrate(&pxdb)).map_err(|error| error.to_string())?;
+    let applied = runtime.block_on(migrate(&pxdb)).map_err(|error| describe(&error))?;
     match applied.as_slice() {
         [] => println!("the schema is up to date"),
         names => println!("applied: {}", names.join(", ")),

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::errors::CellError;
 use crate::domain::secret::Secret;
+use crate::telemetry::log::LogSettings;
 
 /// Settings of one cell (KV contract, section 12, and D16).
 #[derive(Debug, Clone)]
@@ -43,6 +44,8 @@ pub struct CellConfig {
     /// Most keys in a call, counting `getMany` and `getPrefix` by size; SQL stops at 4096
     /// (`QUEEN_KV_MAX_KEYS_PER_CALL`).
     pub kv_max_keys_per_call: usize,
+    /// The log.
+    pub log: LogSettings,
 }
 
 impl CellConfig {
@@ -93,6 +96,7 @@ pub(super) mod tests {
             kv_max_value_bytes: 65_536,
             kv_max_ops_per_call: 256,
             kv_max_keys_per_call: 1024,
+            log: LogSettings::default(),
         }
     }
 

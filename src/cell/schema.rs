@@ -45,10 +45,8 @@ pub(super) fn connect_options(config: &CellConfig) -> PgConnectOptions {
     } else {
         options.host(&config.pg_host)
     };
-    match &config.pg_password {
-        Some(password) => options.password(password.expose()),
-        None => options,
-    }
+    // Set even when there is none: the driver would take PGPASSWORD, which is somebody else's.
+    options.password(config.pg_password.as_ref().map_or("", |password| password.expose()))
 }
 
 /// Checks the server and applies the schema, all files in one transaction.

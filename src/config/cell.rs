@@ -30,6 +30,7 @@ pub fn load(
         max_body_bytes: s.number("QUEEN_MAX_BODY_BYTES", 64 << 20, 1..=1 << 30),
         kv_max_value_bytes: s.number("QUEEN_KV_MAX_VALUE_BYTES", 65_536, 1..=1 << 30),
         kv_max_ops_per_call: s.number("QUEEN_KV_MAX_OPS_PER_CALL", 256, 1..=1 << 20),
+        log: super::logging(&mut s),
         kv_max_keys_per_call: s.number("QUEEN_KV_MAX_KEYS_PER_CALL", 1_024, 1..=1 << 20),
     };
     if config.tenancy_header && !config.kv_trusted_proxy {
@@ -38,6 +39,5 @@ pub fn load(
              sets x-queen-tenant and removes the client's",
         );
     }
-    super::logging(&mut s);
     Ok((config, s.finish()?))
 }

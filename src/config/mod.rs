@@ -7,9 +7,15 @@ pub mod source;
 
 pub use source::{ConfigError, Shown};
 
-/// The settings of the log, which both programs share; they are in force before the rest is read
-/// ([`crate::telemetry::log`]).
-fn logging(s: &mut source::Source) {
-    s.text("LOG_LEVEL", "info", false);
-    s.flag("QUEEN_LOG_JSON", false);
+use crate::telemetry::log::{LEVELS, LogSettings};
+
+/// The settings of the log, which both programs share.
+fn logging(s: &mut source::Source) -> LogSettings {
+    let default = LogSettings::default();
+    let word = s.text("LOG_LEVEL", default.level, true);
+    let level = LEVELS.into_iter().find(|level| word.trim().eq_ignore_ascii_case(level));
+    if level.is_none() {
+        s.refuse(format!("LOG_LEVEL: must be one of {} (RUST_LOG takes a filter)", LEVELS.join(", ")));
+    }
+    LogSettings { level: level.unwrap_or(default.level), json: s.flag("QUEEN_LOG_JSON", default.json) }
 }

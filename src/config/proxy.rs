@@ -1,8 +1,12 @@
 //! The proxy's settings (proxy contract §17; where we differ is said at the field).
 
 use super::source::{ConfigError, Shown, Source};
-use crate::domain::{secret::Secret, slug::Slug};
+use crate::{
+    domain::{secret::Secret, slug::Slug},
+    telemetry::log::LogSettings,
+};
 use ipnet::IpNet;
+use rustls_pki_types::{CertificateDer, pem::PemObject};
 use std::{net::IpAddr, path::Path, time::Duration};
 use uuid::Uuid;
 
@@ -15,7 +19,7 @@ pub struct ProxyConfig {
     pub worker_threads: usize,
     /// The control plane's database; none only together with [`Self::dev_cell`].
     pub pxdb: Option<PxdbConfig>,
-    /// Whether plan caps refuse, or only count (D1).
+    /// Whether plan caps refuse, or only count (D1). There are none yet; `/healthz` reports it.
     pub enforce: bool,
     /// Treat every request as a key with all scopes. For development.
     pub dev_insecure: bool,
@@ -35,6 +39,8 @@ pub struct ProxyConfig {
     pub cache: CacheConfig,
     /// How often `last_used_at` of keys is written.
     pub key_touch: Duration,
+    /// The log.
+    pub log: LogSettings,
 }
 
 /// The control plane's PostgreSQL.
@@ -158,12 +164,12 @@ impl ProxyConfig {
                 max_negatives: s.number("QUEEN_PROXY_NEGATIVE_MAX_ENTRIES", 10_000, 0..=10_000_000),
             },
             key_touch: millis(&mut s, "QUEEN_PROXY_KEY_TOUCH_MS", 10_000, 1_000),
+            log: super::logging(&mut s),
         };
         if config.pxdb.is_none() && config.dev_cell.is_none() {
             s.refuse("PXDB_HOST: needed, unless QUEEN_PROXY_DEV_CELL_URL names the one cell to serve");
         }
         super::reserved::read(&mut s);
-        super::logging(&mut s);
         Ok((config, s.finish()?))
     }
 }
@@ -191,7 +197,7 @@ fn pxdb(s: &mut Source) -> Option<PxdbConfig> {
         ssl_root_cert: s.parsed(
             "PXDB_SSL_ROOT_CERT",
             "certificates in PEM form (the content, not a path)",
-            |pem| pem.contains("-----BEGIN CERTIFICATE-----").then(|| pem.to_owned()),
+            |pem| are_certificates(pem).then(|| pem.to_owned()),
         ),
         pool_size: s.number("PXDB_POOL_SIZE", 16, 2..=1_000),
         timeout: millis(s, "PXDB_TIMEOUT_MS", 5_000, 100),
@@ -200,8 +206,13 @@ fn pxdb(s: &mut Source) -> Option<PxdbConfig> {
 }
 
 fn dev_cell(s: &mut Source) -> Option<DevCell> {
-    let url = s.parsed("QUEEN_PROXY_DEV_CELL_URL", "an http:// URL", |url| {
-        url.starts_with("http://").then(|| url.to_owned())
+    let url = s.parsed("QUEEN_PROXY_DEV_CELL_URL", "an http:// URL without credentials", |url| {
+        let uri: http::Uri = url.parse().ok()?;
+        let authority = uri.authority()?;
+        let plain = uri.scheme_str() == Some("http")
+            && !authority.host().is_empty()
+            && !authority.as_str().contains('@');
+        plain.then(|| url.to_owned())
     });
     let token = s.secret("QUEEN_PROXY_DEV_CELL_TOKEN", "QUEEN_PROXY_DEV_CELL_TOKEN_FILE");
     let tenant = s
@@ -209,6 +220,12 @@ fn dev_cell(s: &mut Source) -> Option<DevCell> {
         // The tenant that the cell falls back to as well.
         .unwrap_or(Uuid::from_u128(1));
     url.map(|url| DevCell { url, token, tenant })
+}
+
+/// At least one certificate, and nothing that is none.
+fn are_certificates(pem: &str) -> bool {
+    let mut certificates = CertificateDer::pem_slice_iter(pem.as_bytes());
+    certificates.next().is_some_and(|first| first.is_ok()) && certificates.all(|next| next.is_ok())
 }
 
 fn networks(list: &str) -> Option<Vec<IpNet>> {

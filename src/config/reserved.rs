@@ -78,7 +78,7 @@ fn is_reserved(name: &str) -> bool {
         || NUMBERS.iter().any(|(n, _)| *n == name)
         || TEXTS.iter().any(|(n, _)| *n == name)
         || SECRETS.iter().any(|(n, _)| *n == name)
-        || name == "QUEEN_PROXY_SPOOL_DIR"
+        || ["QUEEN_PROXY_ENFORCE", "QUEEN_PROXY_SPOOL_DIR"].contains(&name)
 }
 
 /// The settings somebody made that do nothing.

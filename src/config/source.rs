@@ -107,6 +107,9 @@ impl Source {
         let key = self.key_of(name);
         self.known.insert(key.clone());
         if let Some(value) = self.environment.get(name) {
+            if value.contains(char::REPLACEMENT_CHARACTER) {
+                self.errors.push(format!("{name}: must be UTF-8 text"));
+            }
             return (Some(value.clone()), Origin::Environment);
         }
         match self.file.get(&key) {
@@ -116,7 +119,10 @@ impl Source {
     }
 
     fn show(&mut self, name: &'static str, value: impl Display, origin: Origin) {
-        self.shown.push(Shown { name, value: value.to_string(), origin });
+        let value = value.to_string();
+        // Certificates run over many lines; one is enough to know them by.
+        let value = value.trim().split_once('\n').map_or(value.clone(), |(first, _)| format!("{first} …"));
+        self.shown.push(Shown { name, value, origin });
     }
 
     /// A text that always has a value. An empty one is kept, except where `allow_empty` is false.
@@ -207,7 +213,13 @@ impl Source {
             }
             (Some(value), None) => (Some(value), direct_origin),
             (None, Some(path)) => match std::fs::read_to_string(&path) {
-                Ok(text) => (Some(text.trim_end_matches(['\r', '\n']).to_owned()), path_origin),
+                Ok(text) => {
+                    let secret = text.trim_end_matches(['\r', '\n']);
+                    if secret.is_empty() {
+                        self.errors.push(format!("{file_name}: {path} is empty"));
+                    }
+                    (Some(secret.to_owned()), path_origin)
+                }
                 Err(error) => {
                     self.errors.push(format!("{file_name}: cannot read {path}: {error}"));
                     (None, Origin::Default)
@@ -251,8 +263,9 @@ pub fn print(shown: &[Shown]) -> String {
     text
 }
 
-/// The process's environment, without what is not text.
+/// The process's environment. A value that is not text holds replacement characters, by which
+/// [`Source`] refuses it when it is one of ours.
 pub fn environment() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
 }

@@ -92,7 +92,10 @@ pub fn connect_options(config: &PxdbConfig, application: &str) -> PgConnectOptio
         (true, false) => PgSslMode::Require,
         (true, true) => PgSslMode::VerifyFull,
     };
+    // Set even when there is none: the driver would take PGPASSWORD, which is somebody else's.
+    let password = config.password.as_ref().map_or("", |password| password.expose());
     let mut options = PgConnectOptions::new_without_pgpass()
+        .password(password)
         .host(&config.host)
         .port(config.port)
         .username(&config.user)
@@ -100,9 +103,6 @@ pub fn connect_options(config: &PxdbConfig, application: &str) -> PgConnectOptio
         .ssl_mode(ssl)
         .application_name(application)
         .options([("statement_timeout", config.timeout.as_millis().to_string())]);
-    if let Some(password) = &config.password {
-        options = options.password(password.expose());
-    }
     if let Some(pem) = &config.ssl_root_cert {
         options = options.ssl_root_cert_from_pem(pem.clone().into_bytes());
     }

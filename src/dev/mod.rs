@@ -7,6 +7,7 @@ use crate::{
     cell::{self, CellConfig},
     config::proxy::ProxyConfig,
     domain::secret::Secret,
+    telemetry::{self, log::LogSettings},
 };
 use postgres::{Postgres, PostgresError, Settings};
 use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
@@ -118,7 +119,7 @@ pub fn run(options: &DevOptions) -> Result<(), DevError> {
 
     let port = options.port;
     thread::spawn(move || announce(port, &demo));
-    let served = crate::proxy::serve(&config).map_err(|error| DevError::Proxy(error.to_string()));
+    let served = crate::proxy::serve(&config).map_err(|error| DevError::Proxy(telemetry::describe(&error)));
     println!("queen-proxy dev: stopping");
     let _ = stop_cell.send(());
     let _ = cell.recv_timeout(Duration::from_secs(10));
@@ -227,13 +228,15 @@ fn start_cell(
         kv_max_value_bytes: 65_536,
         kv_max_ops_per_call: 256,
         kv_max_keys_per_call: 1_024,
+        log: LogSettings::default(),
     };
     let (stop, stopped) = oneshot::channel();
     let (end, ended) = mpsc::channel();
     println!("  cell: 127.0.0.1:{}", options.cell_port);
     runtime.spawn(async move {
         let outcome = cell::serve(config, async move { drop(stopped.await) }).await;
-        let _ = end.send(outcome.err().map_or_else(|| "it ended".to_owned(), |error| error.to_string()));
+        let _ = end
+            .send(outcome.err().map_or_else(|| "it ended".to_owned(), |error| telemetry::describe(&error)));
     });
     (stop, ended)
 }

@@ -164,6 +164,10 @@ fn other_values_are_checked_too() {
         ("QUEEN_PROXY_DEFAULT_CLUSTER", "Acme-1"),
         ("QUEEN_PROXY_TRUSTED_PROXIES", "10.0.0.0/8, ::1, 192.0.2.1,"),
         ("QUEEN_PROXY_DEV_TENANT", "00000000-0000-0000-0000-0000000000ff"),
+        ("QUEEN_PROXY_DEV_CELL_URL", "http://cell:6632"),
+        ("PXDB_SSL_ROOT_CERT", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"),
+        ("LOG_LEVEL", "Debug"),
+        ("LOG_LEVEL", "off"),
     ];
     let bad = [
         ("QUEEN_PROXY_BIND_ADDR", "0.0.0.0:80"),
@@ -174,10 +178,18 @@ fn other_values_are_checked_too() {
         ("QUEEN_PROXY_DEV_TENANT", "acme"),
         ("QUEEN_PROXY_DEV_CELL_URL", "https://cell"),
         ("QUEEN_PROXY_DEV_CELL_URL", "cell:6632"),
+        ("QUEEN_PROXY_DEV_CELL_URL", "http://"),
+        ("QUEEN_PROXY_DEV_CELL_URL", "http://:80"),
+        ("QUEEN_PROXY_DEV_CELL_URL", "http://user:pa55@cell"),
         ("PXDB_SSL_ROOT_CERT", "/etc/ssl/root.pem"),
+        ("PXDB_SSL_ROOT_CERT", "-----BEGIN CERTIFICATE-----\n!!!\n-----END CERTIFICATE-----\n"),
+        ("PXDB_SSL_ROOT_CERT", "-----BEGIN CERTIFICATE-----\nAAAA\n"),
         ("PXDB_USER", ""),
         ("PXDB_DB", ""),
         ("LOG_LEVEL", ""),
+        ("LOG_LEVEL", "warning"),
+        ("LOG_LEVEL", "verbose"),
+        ("LOG_LEVEL", "info,sqlx=warn"),
     ];
     for case in good {
         loads(&PROXY, &[case]);
@@ -185,7 +197,40 @@ fn other_values_are_checked_too() {
     for (name, value) in bad {
         let errors = PROXY.load(&[(name, value)], None).unwrap_err();
         assert!(errors.len() == 1 && errors[0].starts_with(&format!("{name}: must ")), "{value}: {errors:?}");
+        assert!(!errors[0].contains("pa55"), "{errors:?}");
     }
+}
+
+#[test]
+fn a_value_that_is_not_text_is_named() {
+    use std::os::unix::ffi::OsStrExt;
+    for name in ["QUEEN_PROXY_ENFORCE", "PXDB_PASSWORD", "PXDB_USER"] {
+        let output = std::process::Command::new(PROXY.binary)
+            .arg("check")
+            .env_clear()
+            .env("PXDB_HOST", "127.0.0.1")
+            .env(name, std::ffi::OsStr::from_bytes(b"s3cret\xff"))
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert!(errors.contains(&format!("{name}: must be UTF-8 text")), "{errors}");
+        assert!(!errors.contains("s3cret"), "{errors}");
+    }
+}
+
+#[test]
+fn the_log_follows_the_file_as_everything_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log.toml");
+    std::fs::write(&path, "queen_log_json = true\npxdb_port = 1\nmax_batch_items = 5\n").unwrap();
+    let path = path.to_str().unwrap();
+    // Nothing listens on port 1, so the start fails, after the warning about a setting without effect.
+    let (code, log) = PROXY.run(&["serve", "--config", path], &[]);
+    assert_eq!(code, 1);
+    assert!(log.contains(r#""name":"QUEEN_PROXY_MAX_BATCH_ITEMS""#), "{log}");
+    let (_, quiet) = PROXY.run(&["serve", "--config", path], &[("LOG_LEVEL", "error")]);
+    assert!(!quiet.contains("QUEEN_PROXY_MAX_BATCH_ITEMS"), "{quiet}");
 }
 
 #[test]

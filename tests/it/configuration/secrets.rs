@@ -113,6 +113,12 @@ fn a_secret_file_that_cannot_be_read_is_named() {
             assert!(!errors[0].contains(TEXT), "{errors:?}");
         }
     }
+    let empty = folder.write("empty", b"\n");
+    for (program, name) in SECRETS {
+        let file_name = format!("{name}_FILE");
+        let errors = program.load(&[(&file_name, &empty)], None).unwrap_err();
+        assert_eq!(errors, [format!("{file_name}: {empty} is empty")]);
+    }
     let (code, log) = PROXY.run(&["check"], &[("PXDB_PASSWORD_FILE", &missing)]);
     assert!(code == 1 && log.contains(&format!("  PXDB_PASSWORD_FILE: cannot read {missing}")), "{log}");
 }
