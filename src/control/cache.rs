@@ -271,8 +271,16 @@ impl<K: Key, V: Cached> Inner<K, V> {
     }
 
     async fn load_and_store(&self, key: K, cold: bool) -> Lookup<V> {
+        let _permit = if cold {
+            // A queue of strangers says nothing about the database.
+            match timeout(self.load_limit, self.cold.acquire()).await {
+                Ok(permit) => permit.ok(),
+                Err(_) => return Lookup::Unavailable,
+            }
+        } else {
+            None
+        };
         let whole = async {
-            let _permit = if cold { self.cold.acquire().await.ok() } else { None };
             for _ in 0..MAX_RELOADS {
                 let version = self.versions.now();
                 self.stats.loads.fetch_add(1, Ordering::Relaxed);
@@ -315,7 +323,6 @@ impl<K: Key, V: Cached> Inner<K, V> {
                 let cluster = value.cluster();
                 if self.present.contains_key(&key) || self.present.len() < self.config.max_entries {
                     let fresh_until = Instant::now() + self.config.ttl;
-                    self.by_cluster.entry(cluster).or_default().insert(key);
                     self.present.insert(
                         key,
                         Present {
@@ -325,6 +332,8 @@ impl<K: Key, V: Cached> Inner<K, V> {
                             version,
                         },
                     );
+                    // After the entry, so that a sweep which removes an older one leaves this in.
+                    self.by_cluster.entry(cluster).or_default().insert(key);
                 }
                 self.absent.remove(&key);
                 let overtaken = self.versions.changed_since(cluster, version);
@@ -365,6 +374,9 @@ impl<K: Key, V: Cached> Inner<K, V> {
 
     fn forget_index(&self, cluster: ClusterId, key: &K) {
         if let Entry::Occupied(mut keys) = self.by_cluster.entry(cluster) {
+            if self.present.contains_key(key) {
+                return; // stored anew meanwhile
+            }
             keys.get_mut().remove(key);
             if keys.get().is_empty() {
                 keys.remove();
