@@ -37,6 +37,11 @@ pub fn serve(config: &ProxyConfig) -> Result<(), ProxyError> {
     let runtime =
         Builder::new_multi_thread().worker_threads(2).thread_name("control").enable_all().build()?;
     let directory = directory(config, &runtime)?;
+    if config.pxdb.is_some() && !config.tenant_header {
+        tracing::warn!(
+            "ALL TENANTS SHARE ONE TENANT OF THE CELL: QUEEN_PROXY_TENANT_HEADER is off with a control plane"
+        );
+    }
     server::run(config, directory)?;
     runtime.shutdown_background();
     Ok(())

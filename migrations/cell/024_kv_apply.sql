@@ -143,7 +143,9 @@ $$;
 CREATE OR REPLACE FUNCTION queen.kv_apply_v1(
     p_ops jsonb, p_tenant uuid, p_now timestamptz, p_in_wire boolean
 )
-RETURNS jsonb LANGUAGE plpgsql VOLATILE AS $$
+RETURNS jsonb LANGUAGE plpgsql VOLATILE
+-- For this function and all it calls: nobody's overload of a built-in may stand in the way.
+SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_now      timestamptz := coalesce(p_now, now());
     v_in_wire  boolean     := coalesce(p_in_wire, false);

@@ -342,7 +342,8 @@ BEGIN
     END IF;
 
     INSERT INTO queen_proxy.api_keys (cluster_id, name, key_hash, scopes)
-    VALUES (p_cluster_id, v_name, p_key_hash, p_scopes)
+    -- Numbered from 1, however the caller numbered them.
+    VALUES (p_cluster_id, v_name, p_key_hash, ARRAY (SELECT unnest(p_scopes)))
     RETURNING id INTO v_id;
 
     PERFORM queen_proxy.record_operation(

@@ -22,7 +22,9 @@ pub(super) fn compact(mut text: String) -> String {
 /// Bytes `raw` would have if it were decoded and written again in compact form: no whitespace, and escapes
 /// only where JSON needs them. Without that, a client that writes `é` as `\u00e9` would be charged threefold.
 ///
-/// `raw` must be valid JSON. Numbers count as written, repeated members of an object all count.
+/// `raw` must be valid JSON. Numbers count as PostgreSQL will write them, without an exponent: `1e99` has
+/// a hundred digits, and a short text of such numbers would become gigabytes there. Repeated members of an
+/// object all count.
 pub(super) fn compact_len(raw: &str) -> usize {
     let bytes = raw.as_bytes();
     let (mut length, mut at, mut in_string) = (0, 0, false);
@@ -34,6 +36,12 @@ pub(super) fn compact_len(raw: &str) -> usize {
                 at += read;
                 length += written;
             }
+            b'-' | b'0'..=b'9' if !in_string => {
+                let digits = |byte: &u8| matches!(byte, b'0'..=b'9' | b'.' | b'-' | b'+' | b'e' | b'E');
+                let end = bytes[at..].iter().position(|byte| !digits(byte)).map_or(bytes.len(), |n| at + n);
+                length += number_len(&raw[at..end]);
+                at = end;
+            }
             _ => {
                 in_string ^= byte == b'"';
                 at += 1;
@@ -42,6 +50,21 @@ pub(super) fn compact_len(raw: &str) -> usize {
         }
     }
     length
+}
+
+/// Longer than every limit, and small enough to add up.
+const TOO_LONG: usize = 1 << 32;
+
+/// At least as long as the number is without its exponent.
+fn number_len(number: &str) -> usize {
+    match number.split_once(['e', 'E']) {
+        None => number.len(),
+        Some((mantissa, exponent)) => {
+            let zeros = exponent.trim_start_matches(['+', '-', '0']);
+            let zeros = if zeros.is_empty() { 0 } else { zeros.parse().unwrap_or(TOO_LONG).min(TOO_LONG) };
+            mantissa.len() + zeros
+        }
+    }
 }
 
 /// Length of the escape at the start of `bytes`, as read and as it would be written again.
@@ -95,9 +118,27 @@ mod tests {
             r#""é€😀""#,
             r#""\/ \" \\ \n \u000a \u0001 \u0041 \u007f""#,
             "[\n\t1,\r\n 2 ]",
+            r#"["1e99", -0.5, 12]"#,
         ] {
             let value: serde_json::Value = serde_json::from_str(raw).unwrap();
             assert_eq!(compact_len(raw), value.to_string().len(), "{raw}");
+        }
+    }
+
+    #[test]
+    fn numbers_count_without_their_exponent() {
+        for (raw, least, most) in [
+            ("1e3", 4, 4),
+            ("-1.5E+10", 12, 14),
+            ("25e-4", 6, 6),
+            ("1e0", 1, 1),
+            ("1e131071", 131_072, 131_072),
+            ("[1e131071,1e131071]", 262_147, 262_147),
+            ("1e99999999999999999999999", 1 << 32, usize::MAX),
+            ("[1e99999999999999999999999,1e99999999999999999999999]", 1 << 32, usize::MAX),
+        ] {
+            let length = compact_len(raw);
+            assert!(length >= least && length <= most, "{raw}: {length}");
         }
     }
 }

@@ -7,23 +7,37 @@ use std::fmt;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// Names the broker looks at, in an operation or in the body of a route.
-const NAMES: [&str; 12] = [
-    "operations",
+/// Names the broker looks at in the body of a route.
+const ROUTE_NAMES: [&str; 2] = ["operations", "namespace"];
+
+/// Members of an operation that SQL reads.
+pub(super) const OPERATION_NAMES: [&str; 16] = [
     "op",
     "ns",
-    "namespace",
     "key",
     "keys",
+    "prefix",
+    "after",
     "limit",
+    "keysOnly",
     "value",
     "ttlSeconds",
     "forever",
     "expect",
     "required",
+    "delta",
+    "min",
+    "max",
 ];
 
-/// Members of an object, of those in [`NAMES`]. Of a repeated name the last one stays, which is what jsonb
+/// Members of an operation that SQL refuses, whatever they hold.
+pub(super) const FORBIDDEN_NAMES: [&str; 3] = ["tenant", "tenantId", "_tenant"];
+
+fn known(text: &str) -> Option<&'static str> {
+    OPERATION_NAMES.into_iter().chain(FORBIDDEN_NAMES).chain(ROUTE_NAMES).find(|name| *name == text)
+}
+
+/// Members of an object, of those with a known name. Of a repeated name the last one stays, which is what jsonb
 /// does, so the checks here and those in SQL judge the same value.
 #[derive(Debug, Default)]
 pub(super) struct Members<'a>(Vec<(&'static str, &'a RawValue)>);
@@ -34,9 +48,9 @@ impl<'a> Members<'a> {
         serde_json::from_str(raw.get()).ok()
     }
 
-    /// The member `name`, which must be one of [`NAMES`].
+    /// The member `name`, which must be a known one.
     pub(super) fn get(&self, name: &str) -> Option<&'a RawValue> {
-        debug_assert!(NAMES.contains(&name), "{name} is never collected");
+        debug_assert!(known(name).is_some(), "{name} is never collected");
         self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
     }
 
@@ -73,7 +87,7 @@ impl<'de> Deserialize<'de> for Members<'de> {
     }
 }
 
-/// A member name after decoding, if it is one of [`NAMES`].
+/// A member name after decoding, if it is a known one.
 struct Name(Option<&'static str>);
 
 impl<'de> Deserialize<'de> for Name {
@@ -87,7 +101,7 @@ impl<'de> Deserialize<'de> for Name {
             }
 
             fn visit_str<E>(self, text: &str) -> Result<Name, E> {
-                Ok(Name(NAMES.into_iter().find(|name| *name == text)))
+                Ok(Name(known(text)))
             }
         }
         deserializer.deserialize_str(Text)

@@ -10,7 +10,6 @@ mod body;
 mod config;
 mod errors;
 mod json;
-mod log_gate;
 mod members;
 mod request;
 mod routes;

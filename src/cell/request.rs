@@ -8,7 +8,15 @@ use serde_json::value::RawValue;
 use super::config::CellConfig;
 use super::errors::KvError;
 use super::json::compact_len;
-use super::members::{Elements, Members};
+use super::members::{Elements, FORBIDDEN_NAMES, Members, OPERATION_NAMES};
+
+/// Digits of a counter's `delta`, `min` and `max`, written out. PostgreSQL would take 131072, and a
+/// short exponent makes them: such counters would pass every size limit.
+const MAX_NUMBER: usize = 4096;
+/// Bytes of any other member but `value` and `keys`. A key of 512 bytes has 3074 at most, all escapes.
+const MAX_MEMBER: usize = 8192;
+/// Bytes of `keys`: as many as a call may have, each at its longest.
+const MAX_KEYS: usize = 4096 * MAX_MEMBER;
 
 /// Limits enforced before a connection is taken.
 #[derive(Debug, Clone, Copy)]
@@ -54,8 +62,40 @@ pub(super) fn batch(body: &[u8], limits: EdgeLimits) -> Result<Option<Call>, KvE
     if operations.count == 0 {
         return Ok(None);
     }
-    check(&operations, limits)?;
-    Ok(Some(Call(array.get().to_owned())))
+    let operations = check(&operations, limits)?;
+    Ok(Some(rebuild(&operations)))
+}
+
+/// Writes the operations anew with the members that SQL reads: what nobody reads would cost memory
+/// there all the same. Anything but an object becomes a number, which SQL refuses with its position.
+fn rebuild(operations: &[Option<Members<'_>>]) -> Call {
+    let mut text = String::from("[");
+    for operation in operations {
+        if text.len() > 1 {
+            text.push(',');
+        }
+        let Some(members) = operation else {
+            text.push('0');
+            continue;
+        };
+        text.push('{');
+        let mut separator = "\"";
+        for name in OPERATION_NAMES {
+            if let Some(value) = members.get(name) {
+                text.extend([separator, name, "\":", value.get()]);
+                separator = ",\"";
+            }
+        }
+        for name in FORBIDDEN_NAMES {
+            if members.get(name).is_some() {
+                text.extend([separator, name, "\":null"]);
+                separator = ",\"";
+            }
+        }
+        text.push('}');
+    }
+    text.push(']');
+    Call(text)
 }
 
 /// One `get` of a path route.
@@ -68,14 +108,12 @@ pub(super) fn get(namespace: &str, key: &str) -> Result<Call, KvError> {
 pub(super) fn put(namespace: &str, key: &str, body: &[u8], limits: EdgeLimits) -> Result<Call, KvError> {
     let members = options(parse(body)?)?;
     let options = select(&members, &["value", "ttlSeconds", "forever", "expect", "required"]);
-    if let Some(value) = members.get("value") {
-        check_value(value, limits)?;
-    }
+    check_sizes(&members, limits)?;
     single("put", namespace, key, &options)
 }
 
 /// One `delete` of a path route; no body and `null` mean no options.
-pub(super) fn delete(namespace: &str, key: &str, body: &[u8]) -> Result<Call, KvError> {
+pub(super) fn delete(namespace: &str, key: &str, body: &[u8], limits: EdgeLimits) -> Result<Call, KvError> {
     if body.trim_ascii().is_empty() {
         return single("delete", namespace, key, &[]);
     }
@@ -84,6 +122,7 @@ pub(super) fn delete(namespace: &str, key: &str, body: &[u8]) -> Result<Call, Kv
         return single("delete", namespace, key, &[]);
     }
     let members = options(body)?;
+    check_sizes(&members, limits)?;
     single("delete", namespace, key, &select(&members, &["expect", "required"]))
 }
 
@@ -116,29 +155,59 @@ fn single(op: &str, namespace: &str, key: &str, options: &[(&str, &RawValue)]) -
     Ok(Call(text))
 }
 
-/// The checks of section 6.4, in its order: operations, keys, size of each value.
-fn check(operations: &Elements<'_>, limits: EdgeLimits) -> Result<(), KvError> {
+/// The checks of section 6.4, in its order: operations, keys, sizes. Returns the members of each operation
+/// that is an object.
+fn check<'a>(operations: &Elements<'a>, limits: EdgeLimits) -> Result<Vec<Option<Members<'a>>>, KvError> {
     const UNREADABLE: KvError = KvError::bad("kv_bad_body", "a member name is not Unicode text");
     if operations.count > limits.ops {
         let detail = format!("{} operations, at most {}", operations.count, limits.ops);
         return Err(KvError::Bad { reason: "kv_too_many_ops".into(), detail: Some(detail.into()) });
     }
     let mut keys = 0;
-    let mut values = Vec::new();
+    let mut checked = Vec::with_capacity(operations.kept.len());
     for operation in &operations.kept {
-        // Anything but an object is refused by SQL, with its position.
         if !operation.get().starts_with('{') {
+            checked.push(None);
             continue;
         }
         let members = Members::of(operation).ok_or(UNREADABLE)?;
         keys += key_count(&members);
-        values.extend(members.get("value"));
+        checked.push(Some(members));
     }
     if keys > limits.keys {
         let detail = format!("{keys} keys, at most {}", limits.keys);
         return Err(KvError::Bad { reason: "kv_too_many_keys".into(), detail: Some(detail.into()) });
     }
-    values.into_iter().try_for_each(|value| check_value(value, limits))
+    checked.iter().flatten().try_for_each(|members| check_sizes(members, limits))?;
+    Ok(checked)
+}
+
+/// Bounds every member that goes to SQL: the value by its own limit, and the others by what the longest
+/// legal one needs, so that junk in them is not parsed there into many times its size.
+fn check_sizes(members: &Members<'_>, limits: EdgeLimits) -> Result<(), KvError> {
+    if let Some(value) = members.get("value") {
+        check_value(value, limits)?;
+    }
+    for name in OPERATION_NAMES {
+        let Some(member) = members.get(name) else { continue };
+        let (size, most) = match name {
+            "value" => continue,
+            "keys" => (member.get().len(), MAX_KEYS),
+            // By its digits: an exponent is short.
+            "delta" | "min" | "max" => (compact_len(member.get()), MAX_NUMBER),
+            _ => (member.get().len(), MAX_MEMBER),
+        };
+        if size > most {
+            let detail = format!("{name} is longer than any that could be meant");
+            return Err(match name {
+                "key" | "prefix" => {
+                    KvError::TooLarge { reason: "kv_key_too_large".into(), detail: Some(detail) }
+                }
+                _ => KvError::Bad { reason: "kv_bad_request".into(), detail: Some(detail.into()) },
+            });
+        }
+    }
+    Ok(())
 }
 
 fn check_value(value: &RawValue, limits: EdgeLimits) -> Result<(), KvError> {

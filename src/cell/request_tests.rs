@@ -17,7 +17,8 @@ fn outcome(result: Result<Option<Call>, KvError>) -> String {
 #[test]
 fn batch_bodies() {
     for (body, expected) in [
-        (r" [1] ", "[1]"),
+        // What is no object is refused in SQL, with its position; its size is gone by then.
+        (r#" [1, "long"] "#, "[0,0]"),
         (r#"{"operations":[{"op":"x"}],"more":1}"#, r#"[{"op":"x"}]"#),
         (r#"{"operations":1,"operations":[]}"#, "nothing"),
         (r#"{"operations":[],"operations":1}"#, "kv_bad_body"),
@@ -29,24 +30,43 @@ fn batch_bodies() {
         ("[1] x", "kv_bad_body"),
         (r#"{"operations":null}"#, "kv_bad_body"),
         (r#"{"operations":{}}"#, "kv_bad_body"),
-        ("[1,2,3]", "[1,2,3]"),
+        ("[1,2,3]", "[0,0,0]"),
         ("[1,2,3,4]", "kv_too_many_ops"),
-        // Numbers and spacing reach SQL as they came.
-        (r#"[{"value":1.10 }]"#, r#"[{"value":1.10 }]"#),
+        // Numbers and spacing inside a value reach SQL as they came.
+        (r#"[{"value":[1.10, 2] }]"#, r#"[{"value":[1.10, 2]}]"#),
+        // Members that nobody reads do not; of those that must not be there only the name does.
+        (r#"[{"junk":[1,1,1],"key":"k","op":"get"}]"#, r#"[{"op":"get","key":"k"}]"#),
+        (r#"[{"tenant":[1,1,1]}]"#, r#"[{"tenant":null}]"#),
+        (r#"[{"tenantId":1,"_tenant":2,"op":"x"}]"#, r#"[{"op":"x","tenantId":null,"_tenant":null}]"#),
+        (r#"[{"value":1e16}]"#, "kv_value_too_large"),
+        (r#"[{"value":1e131071}]"#, "kv_value_too_large"),
+        (r#"[{"delta":1e4095}]"#, r#"[{"delta":1e4095}]"#),
+        (r#"[{"delta":1e4096}]"#, "kv_bad_request"),
+        (r#"[{"min":1e-131071}]"#, "kv_bad_request"),
+        (r#"[{"max":[1e131071]}]"#, "kv_bad_request"),
         (r#"[{"value":12345678901234567890}]"#, "kv_value_too_large"),
         (r#"[{"value":12345678901234567}]"#, "kv_value_too_large"),
         (r#"[{"value":1234567890123456}]"#, r#"[{"value":1234567890123456}]"#),
         // The last of two members counts, also when a name is written with an escape.
-        (
-            r#"[{"value":"01234567890123456789","value":1}]"#,
-            r#"[{"value":"01234567890123456789","value":1}]"#,
-        ),
+        (r#"[{"value":"01234567890123456789","value":1}]"#, r#"[{"value":1}]"#),
         (r#"[{"value":1,"v\u0061lue":"01234567890123456789"}]"#, "kv_value_too_large"),
         (r#"[{"\ud800":1}]"#, "kv_bad_body"),
     ] {
         assert_eq!(outcome(batch(body.as_bytes(), LIMITS)), expected, "{body}");
     }
     assert_eq!(outcome(batch(b"[\"\xff\"]", LIMITS)), "kv_bad_body");
+    let long = "x".repeat(9000);
+    for (name, reason) in [
+        ("key", "kv_key_too_large"),
+        ("prefix", "kv_key_too_large"),
+        ("op", "kv_bad_request"),
+        ("ns", "kv_bad_request"),
+        ("after", "kv_bad_request"),
+        ("expect", "kv_bad_request"),
+    ] {
+        let body = format!(r#"[{{"{name}":"{long}"}}]"#);
+        assert_eq!(outcome(batch(body.as_bytes(), LIMITS)), reason, "{name}");
+    }
 }
 
 #[test]
@@ -115,7 +135,7 @@ fn path_deletes_and_gets() {
         ("1", "kv_bad_body"),
         ("{", "kv_bad_body"),
     ] {
-        assert_eq!(outcome(delete("n", "k", body.as_bytes()).map(Some)), expected, "{body}");
+        assert_eq!(outcome(delete("n", "k", body.as_bytes(), LIMITS).map(Some)), expected, "{body}");
     }
     assert_eq!(outcome(get("n", "k").map(Some)), r#"[{"op":"get","ns":"n","key":"k"}]"#);
 }

@@ -15,11 +15,11 @@ use uuid::Uuid;
 use super::answers::{REQUEST_ID, answer};
 use super::config::CellConfig;
 use super::errors::KvError;
-use super::log_gate::LogGate;
 use super::request::{self, Call, EdgeLimits};
 use super::store::{Outcome, Store};
 use super::{access, body, tenant};
 use crate::domain::secret::Secret;
+use crate::telemetry::log_gate::LogGate;
 
 /// What all requests share.
 #[derive(Debug)]
@@ -119,7 +119,7 @@ async fn handle(state: &Cell, parts: &Parts, body: axum::body::Body) -> Result<R
                 }
                 Method::DELETE => {
                     let body = body::read(body, state.max_body_bytes).await?;
-                    request::delete(&namespace, &key, &body)?
+                    request::delete(&namespace, &key, &body, state.limits)?
                 }
                 _ => {
                     return Err(KvError::MethodNotAllowed { allow: "GET, HEAD, PUT, DELETE" });

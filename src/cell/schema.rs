@@ -37,6 +37,9 @@ pub(super) fn connect_options(config: &CellConfig) -> PgConnectOptions {
             ("TimeZone", "UTC"),
             ("default_transaction_isolation", "read committed"),
             ("client_min_messages", "warning"),
+            // Whoever may create functions in another schema of the path could slip a better match for an
+            // unqualified call under ours.
+            ("search_path", "pg_catalog"),
         ])
         // Statements are constants, but a slow-statement warning would repeat the whole schema file.
         .disable_statement_logging();

@@ -18,6 +18,9 @@ use super::schema::connect_options;
 /// Applies a call. Text casts on both sides keep every number as it was written.
 const APPLY: &str = "SELECT queen.kv_apply_v1($1::text::jsonb, $2::uuid, NULL, false)::text";
 
+const TERSE: &str = "SELECT set_config('log_error_verbosity', 'terse', false) \
+                       FROM pg_roles WHERE rolname = current_user AND rolsuper";
+
 /// Longest wait for a free connection.
 pub(super) const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -57,6 +60,14 @@ impl Store {
             .max_connections(config.pool_size)
             .acquire_timeout(ACQUIRE_TIMEOUT)
             .test_before_acquire(false)
+            .after_connect(|connection, _| {
+                Box::pin(async move {
+                    // A lost `required` carries key and value in the DETAIL of its error, which the server
+                    // would log. Only a superuser may say so here; for others their role has to.
+                    sqlx::query(TERSE).execute(connection).await?;
+                    Ok(())
+                })
+            })
             .before_acquire(|connection, meta| {
                 Box::pin(async move {
                     if meta.idle_for > TEST_AFTER_IDLE {

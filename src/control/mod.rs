@@ -15,6 +15,7 @@ use crate::{
         lookup::Lookup,
         slug::Slug,
     },
+    telemetry::log_gate::LogGate,
 };
 use cache::{Cache, Cached, Loaded};
 use dashmap::DashSet;
@@ -153,6 +154,9 @@ async fn load_cluster(store: &Store, slug: Slug) -> Result<Option<Cluster>, Stor
     }
 }
 
+/// Strangers can ask for such an answer as often as they like.
+static UNUSABLE: LogGate = LogGate::new();
+
 /// Only "no such row" is an absence; failures are told apart by whether the database spoke.
 fn answer<V>(what: &'static str, loaded: Result<Option<V>, StoreError>) -> Loaded<V> {
     match loaded {
@@ -163,7 +167,9 @@ fn answer<V>(what: &'static str, loaded: Result<Option<V>, StoreError>) -> Loade
             Loaded::Silent
         }
         Err(error) => {
-            tracing::error!(%error, what, "look-up failed");
+            if let Some(hidden) = UNUSABLE.pass() {
+                tracing::error!(%error, what, hidden, "the control plane's answer cannot be used");
+            }
             Loaded::Unusable
         }
     }

@@ -123,7 +123,7 @@ impl Postgres {
     /// Starts it again on the same port, after [`Self::stop`].
     pub fn launch(&mut self) -> Result<(), PostgresError> {
         let log = self.settings.folder.join("postgres.log");
-        let file = OpenOptions::new().create(true).append(true).open(&log);
+        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&log);
         let file = file.map_err(|reason| PostgresError::Folder { path: log.clone(), reason })?;
         let errors =
             file.try_clone().map_err(|reason| PostgresError::Folder { path: log.clone(), reason })?;

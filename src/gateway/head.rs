@@ -2,6 +2,7 @@
 
 use super::refusal::Refusal;
 use bytes::Bytes;
+use http::Version;
 use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE};
 use pingora::http::RequestHeader;
 
@@ -11,6 +12,12 @@ const MAX_HEAD: usize = 32 * 1024;
 /// Refuses what two parsers could read in two ways, and what wants another protocol. `raw` gives
 /// the head as it came: Pingora takes a Content-Length away that stood beside Transfer-Encoding.
 pub(super) fn check_framing(head: &RequestHeader, raw: impl FnOnce() -> Bytes) -> Result<(), Refusal> {
+    // HTTP/2 has no request line, and no framing headers that could disagree.
+    let raw = if head.version == Version::HTTP_2 { Bytes::new() } else { raw() };
+    // Pingora drops a fragment without a word: what was asked for is not what would be served.
+    if raw.iter().take_while(|byte| **byte != b'\n').any(|byte| *byte == b'#') {
+        return Err(Refusal::Framing("a fragment in the request target"));
+    }
     let single = |name| {
         let mut values = head.headers.get_all(name).iter();
         (values.next().map(http::HeaderValue::as_bytes), values.next().is_some())
@@ -23,7 +30,7 @@ pub(super) fn check_framing(head: &RequestHeader, raw: impl FnOnce() -> Bytes) -
     if length.is_some_and(|text| text.is_empty() || !text.iter().all(u8::is_ascii_digit)) {
         return Err(Refusal::Framing("malformed Content-Length"));
     }
-    if coding.is_some() && (length.is_some() || names_length(&raw())) {
+    if coding.is_some() && (length.is_some() || names_length(&raw)) {
         return Err(Refusal::Framing("Content-Length together with Transfer-Encoding"));
     }
     if more_codings || coding.is_some_and(|text| !text.eq_ignore_ascii_case(b"chunked")) {
@@ -121,6 +128,14 @@ mod tests {
         let mut head = RequestHeader::build("GET", b"/", None).unwrap();
         head.append_header("x-large", "a".repeat(33 * 1024)).unwrap();
         assert!(check_framing(&head, Bytes::new).is_err());
+    }
+
+    #[test]
+    fn a_fragment_is_seen() {
+        let head = RequestHeader::build("PUT", b"/api/v1/kv/ns/a", None).unwrap();
+        let of = |raw: &'static str| check_framing(&head, || Bytes::from_static(raw.as_bytes())).is_ok();
+        assert!(!of("PUT /api/v1/kv/ns/a#b HTTP/1.1\r\nHost: x\r\n\r\n"));
+        assert!(of("PUT /api/v1/kv/ns/a HTTP/1.1\r\nHost: x#y\r\n\r\n"));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use async_trait::async_trait;
 use body::Collector;
 use bytes::Bytes;
 use forward::{ClientSide, Forward};
-use http::Method;
+use http::{Method, StatusCode};
 use ipnet::IpNet;
 use pingora::{
     Error, ErrorSource, ErrorType, Result,
@@ -36,6 +36,10 @@ use std::sync::{
 
 /// How often a peer is tried: nothing was sent when a connect fails, so once more is safe.
 const MAX_CONNECTS: usize = 2;
+
+/// What a cell may not say to a client: hop-by-hop headers, and those of our talk with it.
+const FROM_CELL_TO_NOBODY: [&str; 7] =
+    ["keep-alive", "proxy-connection", "te", "trailer", "upgrade", "authorization", "x-queen-tenant"];
 
 /// The front door.
 pub struct Gateway {
@@ -180,7 +184,11 @@ impl ProxyHttp for Gateway {
         head: &mut ResponseHeader,
         ctx: &mut Context,
     ) -> Result<()> {
-        for name in ["keep-alive", "proxy-connection", "te", "trailer", "upgrade"] {
+        if head.status == StatusCode::SWITCHING_PROTOCOLS {
+            // Nobody asked for another protocol: upgrades do not get this far.
+            return Err(refused(ctx, Refusal::CellGarbled));
+        }
+        for name in FROM_CELL_TO_NOBODY {
             head.remove_header(name);
         }
         let mut buffer = [0; uuid::fmt::Hyphenated::LENGTH];
@@ -218,7 +226,8 @@ impl ProxyHttp for Gateway {
 
     async fn fail_to_proxy(&self, session: &mut Session, e: &Error, ctx: &mut Context) -> FailToProxy {
         let gone = FailToProxy { error_code: 0, can_reuse_downstream: false };
-        if session.response_written().is_some() {
+        // A "100 Continue" is no answer yet.
+        if session.response_written().is_some_and(|head| !head.status.is_informational()) {
             return gone;
         }
         let body_done = session.as_downstream_mut().is_body_done();

@@ -132,8 +132,8 @@ impl Pipeline {
             return Ok(None);
         };
         // Refused whether or not it is read now: what a client may send must not depend on its status.
-        let coding = head.headers.get(CONTENT_ENCODING);
-        if coding.is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        let mut codings = head.headers.get_all(CONTENT_ENCODING).iter();
+        if codings.any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity")) {
             return Err(Refusal::EncodedBody);
         }
         if !feature_gated && !push_blocked {

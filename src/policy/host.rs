@@ -13,9 +13,14 @@ pub fn canonical_host(host: &str) -> &str {
     host.trim_end_matches('.')
 }
 
-/// The cluster a `Host` names: its first label, when that is a DNS label.
+/// The cluster a `Host` names: its first label, when that is a DNS label and the rest could be part
+/// of a host name at all.
 pub fn slug_of_host(host: &str) -> Option<Slug> {
     let canonical = canonical_host(host);
+    let is_of_a_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
+    if !canonical.bytes().all(is_of_a_name) {
+        return None;
+    }
     let label = canonical.split_once('.').map_or(canonical, |(first, _)| first);
     Slug::parse(label)
 }
@@ -50,6 +55,12 @@ mod tests {
             ("acme_prod.x", None),
             ("acme/evil", None),
             ("user@acme.x", None),
+            ("acme.x, globex.x", None),
+            ("acme.x/evil", None),
+            ("acme.x?q", None),
+            ("acme.é", None),
+            ("acme.x y", None),
+            ("acme.a_b.x", Some("acme")),
             ("acme:", Some("acme")),
         ];
         for (host, want) in cases {

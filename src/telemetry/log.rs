@@ -14,6 +14,17 @@ pub struct LogSettings {
 /// What `LOG_LEVEL` may be.
 pub const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
+/// Whatever is asked for, these stay quiet: Pingora and the HTTP libraries write whole heads with their
+/// credentials at lower levels, and PostgreSQL's notices are for whoever calls its functions.
+const CAPPED: [&str; 6] = [
+    "pingora_core=warn",
+    "pingora_proxy=off",
+    "pingora_http=warn",
+    "h2=warn",
+    "hyper=warn",
+    "sqlx::postgres::notice=error",
+];
+
 impl Default for LogSettings {
     fn default() -> Self {
         Self { level: "info", json: false }
@@ -22,10 +33,10 @@ impl Default for LogSettings {
 
 /// Starts logging to standard error, also of what Pingora writes through the `log` facade.
 pub fn start(settings: LogSettings) {
-    // Pingora's own lines repeat what the gateway reports with the request's id, and PostgreSQL's
-    // notices are for whoever calls the functions.
-    let ours = format!("{},pingora_core=warn,pingora_proxy=off,sqlx::postgres::notice=error", settings.level);
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(ours));
+    let mut filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(settings.level));
+    for directive in CAPPED.into_iter().filter_map(|capped| capped.parse().ok()) {
+        filter = filter.add_directive(directive);
+    }
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // A second start in one process keeps the first one's settings.
     let _ = if settings.json {

@@ -1,6 +1,7 @@
 //! What an operator sees from outside.
 
 pub mod log;
+pub mod log_gate;
 
 use std::error::Error;
 

@@ -14,6 +14,7 @@ async fn each_failure_of_a_cell_has_its_answer() {
         (Reply::Never, 504, "upstream_timeout"),
         (Reply::Close, 502, "bad_gateway"),
         (Reply::Garbage, 502, "bad_gateway"),
+        (Reply::Switch, 502, "bad_gateway"),
     ] {
         world.recorder().reply(reply.clone());
         for line in [GET, "DELETE /api/v1/kv/ns/k", "PUT /api/v1/kv/ns/k", "POST /api/v1/kv"] {
@@ -175,6 +176,20 @@ async fn a_long_poll_may_wait_longer_than_other_requests() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_failure_after_a_100_continue_is_still_answered() {
+    let world = World::builder().recorder().env("QUEEN_PROXY_UPSTREAM_TIMEOUT_MS", 300).start().await;
+    let acme = world.tenant("acme").await;
+    for (reply, status) in [(Reply::Never, 504), (Reply::Close, 502)] {
+        world.recorder().reply(reply);
+        let mut socket = Socket::open(world.port()).await;
+        let head = "Expect: 100-continue\r\nContent-Length: 2\r\n";
+        let answer =
+            socket.ask(format!("POST /api/v1/push HTTP/1.1\r\n{}{head}\r\n{{}}", acme.headers())).await;
+        assert_eq!(answer.status, status);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_stops_in_the_middle_of_its_body_gets_a_408() {
     let world = World::builder().recorder().env("QUEEN_PROXY_CLIENT_READ_TIMEOUT_MS", 300).start().await;
     let acme = world.tenant("acme").await;
@@ -235,7 +250,7 @@ async fn inspected_bodies_pass_unchanged_in_every_framing_and_size() {
         for chunked in [false, true] {
             let (framing, wire) = if chunked {
                 (
-                    "Transfer-Encoding: chunked\r\n".to_owned(),
+                    "Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n".to_owned(),
                     format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len()),
                 )
             } else {
@@ -254,9 +269,10 @@ async fn inspected_bodies_pass_unchanged_in_every_framing_and_size() {
     assert_eq!((refused.status, refused.code().as_str()), (403, "push_blocked"));
     assert_eq!(world.ask("POST /streams/v1/cycle", &acme.headers(), &cycle("[]")).await.status, 200);
     assert_eq!(world.recorder().take().len(), 1, "the cycle that only takes");
-    let encoded = format!("{}Content-Encoding: gzip\r\n", acme.headers());
-    let answer = world.ask("POST /api/v1/kv", &encoded, "[]").await;
-    assert_eq!((answer.status, answer.code().as_str()), (415, "unsupported_media_type"));
+    for coding in ["Content-Encoding: gzip\r\n", "Content-Encoding: identity\r\nContent-Encoding: gzip\r\n"] {
+        let answer = world.ask("POST /api/v1/kv", &format!("{}{coding}", acme.headers()), "[]").await;
+        assert_eq!((answer.status, answer.code().as_str()), (415, "unsupported_media_type"));
+    }
     assert_eq!(world.recorder().count(), 0, "nothing that was refused reached the cell");
 }
 

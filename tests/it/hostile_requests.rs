@@ -31,6 +31,8 @@ async fn odd_paths_are_no_routes_and_never_reach_the_cell() {
             assert_eq!((answer.status, answer.code().as_str()), (404, "route_blocked"), "{method} {path}");
         }
     }
+    let fragment = world.ask("PUT /api/v1/kv/ns/k#x", &acme.headers(), "{}").await;
+    assert_eq!((fragment.status, fragment.code().as_str()), (400, "invalid_request"));
     // The absolute form is read for its path; the authority has to be the Host.
     let absolute = format!("GET http://{}/api/v1/system/maintenance", acme.host());
     assert_eq!(world.ask(&absolute, &acme.headers(), "").await.status, 404);
@@ -64,6 +66,8 @@ async fn one_cluster_has_many_spellings_and_no_spelling_has_many_clusters() {
     let mut bodies = std::collections::HashSet::new();
     for host in [
         "",
+        "acme-prod.q.example, globex-prod.q.example",
+        "acme-prod.q.example/x",
         ".q.example",
         ".",
         "аcme-prod.q.example",

@@ -95,6 +95,7 @@ async fn what_reaches_the_cell_is_the_proxys_own() {
     let answer =
         world.ask("PUT /api/v1/kv/ns/a%2Fb//c?", &format!("{}{hostile}", acme.headers()), "{}").await;
     assert_eq!(answer.status, 200);
+    assert_eq!(answer.header("x-queen-tenant"), None, "what the cell says to us stays with us");
     let id = answer.header("x-queen-request-id").unwrap().to_owned();
     let seen = world.recorder().take().pop().unwrap();
     assert_eq!(seen.line, "PUT /api/v1/kv/ns/a%2Fb//c?");

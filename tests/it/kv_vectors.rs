@@ -674,7 +674,7 @@ async fn a_malformed_operation_is_told_its_reason_and_no_name_comes_back() {
         (r#"{"op":"get","ns":7,"key":"secret-key"}"#, "kv_bad_namespace"),
         (r#"{"op":"put",@,"value":"a\u0000b","forever":true}"#, "kv_bad_body"),
         (r#"{"op":"put",@,"value":"\ud800","forever":true}"#, "kv_bad_body"),
-        (r#"{"op":"put",@,"value":1e200000,"forever":true}"#, "kv_bad_body"),
+        (r#"{"op":"put",@,"value":1e-20000,"forever":true}"#, "kv_bad_body"),
     ];
     let store = Store::open().await;
     for (operation, reason) in cases {
@@ -693,6 +693,56 @@ async fn a_malformed_operation_is_told_its_reason_and_no_name_comes_back() {
         assert_eq!((answer.status, answer.json()["reason"].clone()), (400, json!("kv_bad_body")), "{body}");
     }
     assert_eq!(store.rows().await, 0);
+}
+
+/// A kilobyte of exponents is megabytes of digits, and a member that nobody reads is parsed all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_short_text_that_would_grow_in_the_database_is_stopped_before_it() {
+    let store = Store::open().await;
+    let bomb = vec!["1e131071"; 7_000].join(",");
+    let started = std::time::Instant::now();
+    let put = format!(r#"[{{"op":"put","ns":"ns","key":"k","forever":true,"value":[{bomb}]}}]"#);
+    let answer = store.post(&put).await;
+    assert_eq!((answer.status, answer.json()["reason"].clone()), (413, json!("kv_value_too_large")));
+    for field in ["delta", "min", "max"] {
+        let (delta, extra) = if field == "delta" {
+            ("1e131071".to_owned(), String::new())
+        } else {
+            ("1".to_owned(), format!(r#","{field}":1e131071"#))
+        };
+        let incr = format!(r#"[{{"op":"incr","ns":"ns","key":"k","forever":true,"delta":{delta}{extra}}}]"#);
+        let answer = store.post(&incr).await;
+        assert_eq!(
+            (answer.status, answer.json()["reason"].clone()),
+            (400, json!("kv_bad_request")),
+            "{field}"
+        );
+    }
+    let junk = format!(r#"[{{"op":"get","ns":"ns","key":"k","junk":[{}]}}]"#, vec!["1"; 1_000_000].join(","));
+    assert_eq!(store.post(&junk).await.status, 200);
+    assert!(started.elapsed() < std::time::Duration::from_secs(10), "{:?}", started.elapsed());
+    assert_eq!(store.rows().await, 0);
+}
+
+/// An overload in another schema matches an unqualified call better than the built-in: it must not be found.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_elses_function_is_called_by_ours() {
+    let store = Store::open().await;
+    let overload =
+        "CREATE FUNCTION public.format(text, integer) RETURNS text LANGUAGE sql AS $$ SELECT 'HIJACKED' $$;
+         CREATE FUNCTION public.format(text, text) RETURNS text LANGUAGE sql AS $$ SELECT 'HIJACKED' $$;";
+    let mut database = store.world.cell_database().await;
+    sqlx::raw_sql(overload).execute(&mut database).await.unwrap();
+    let answer = store.post(r#"[{"op":"nope"}]"#).await;
+    assert_eq!(answer.json()["reason"], "kv_unknown_op");
+    assert!(!text(&answer).contains("HIJACKED"), "{}", text(&answer));
+    // Also for somebody who calls the function with a path of their own.
+    let refused =
+        sqlx::query("SELECT queen.kv_apply_v1('[{\"op\":\"nope\"}]', gen_random_uuid(), NULL, false)")
+            .execute(&mut database)
+            .await
+            .unwrap_err();
+    assert!(!format!("{refused:?}").contains("HIJACKED"), "{refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -165,5 +165,5 @@ async fn five_hundred_first_requests_load_a_cluster_once() {
     let loads =
         |of: &str| log.lines().filter(|line| line.contains("sqlx::query") && line.contains(of)).count();
     assert_eq!(loads("SELECT c.id, c.tenant_id"), 1);
-    assert_eq!(loads("SELECT id, cluster_id, scopes"), 1);
+    assert_eq!(loads("SELECT id, cluster_id"), 1);
 }

@@ -44,6 +44,8 @@ pub enum Reply {
     Close,
     /// Bytes that are not HTTP.
     Garbage,
+    /// Another protocol, unasked.
+    Switch,
 }
 
 /// See the module.
@@ -134,13 +136,17 @@ async fn serve(mut stream: TcpStream, state: Arc<State>) {
                 return;
             }
             Reply::Close => return,
+            Reply::Switch => {
+                let _ = stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\nx").await;
+                return;
+            }
             Reply::Garbage => {
                 let _ = stream.write_all(b"\x00\x01 this is not HTTP\r\n\r\n").await;
                 return;
             }
         };
         let answer = format!(
-            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nx-queen-request-id: from-the-cell\r\ncontent-length: {}\r\n\r\n{body}",
+            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nx-queen-request-id: from-the-cell\r\nx-queen-tenant: secret\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         );
         if stream.write_all(answer.as_bytes()).await.is_err() {
@@ -177,6 +183,9 @@ async fn read_request(stream: &mut TcpStream, unread: &mut Vec<u8>) -> Option<Re
         .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
         .collect();
     let value = |name: &str| headers.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone());
+    if value("expect").is_some() {
+        stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await.ok()?;
+    }
     let mut body = Vec::new();
     if value("transfer-encoding").is_some() {
         loop {

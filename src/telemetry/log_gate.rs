@@ -8,7 +8,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Lets one line a second through and counts the others.
 #[derive(Debug, Default)]
-pub(super) struct LogGate(Mutex<State>);
+pub struct LogGate(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -17,8 +17,13 @@ struct State {
 }
 
 impl LogGate {
+    /// An open gate.
+    pub const fn new() -> Self {
+        Self(Mutex::new(State { last: None, hidden: 0 }))
+    }
+
     /// Whether a line may be written now, and how many were not since the one before.
-    pub(super) fn pass(&self) -> Option<u64> {
+    pub fn pass(&self) -> Option<u64> {
         self.pass_at(Instant::now())
     }
 
