@@ -14,5 +14,6 @@ pub mod gateway;
 pub mod identity;
 pub mod policy;
 pub mod portal;
+pub mod process;
 pub mod proxy;
 pub mod telemetry;

@@ -1,13 +1,13 @@
 //! The KV cell. See `queen-cell --help`.
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use queen_proxy::{
     cell,
     config::{cell as cell_config, source},
+    process::{self, ConfigFile},
     telemetry,
 };
-use std::{path::PathBuf, process::ExitCode};
-use tokio::signal::unix::{SignalKind, signal};
+use std::process::ExitCode;
 
 #[derive(Parser)]
 #[command(name = "queen-cell", version, about = "Key/value cell for Queen, on PostgreSQL")]
@@ -24,25 +24,12 @@ enum Command {
     Check(ConfigFile),
 }
 
-#[derive(Args)]
-struct ConfigFile {
-    /// TOML file; environment variables win over it
-    #[arg(long)]
-    config: Option<PathBuf>,
-}
-
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Serve(file) => serve(&file),
         Command::Check(file) => check(&file),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(message) => {
-            eprintln!("queen-cell: {message}");
-            ExitCode::FAILURE
-        }
-    }
+    process::exit("queen-cell", outcome)
 }
 
 fn serve(file: &ConfigFile) -> Result<(), String> {
@@ -50,17 +37,12 @@ fn serve(file: &ConfigFile) -> Result<(), String> {
         .map_err(|error| error.to_string())?;
     telemetry::log::start(config.log);
     let runtime = tokio::runtime::Runtime::new().map_err(|error| error.to_string())?;
-    runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate()).map_err(|error| error.to_string())?;
-        let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| error.to_string())?;
-        let stop = async move {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        };
-        cell::serve(config, stop).await.map_err(|error| telemetry::describe(&error))
-    })
+    let stop = async {
+        if let Err(error) = process::stop_signal().await {
+            tracing::error!(%error, "signals cannot be watched");
+        }
+    };
+    runtime.block_on(cell::serve(config, stop)).map_err(|error| telemetry::describe(&error))
 }
 
 fn check(file: &ConfigFile) -> Result<(), String> {

@@ -6,6 +6,7 @@ use queen_proxy::{
     control::migrate::migrate,
     dev::{self, DevOptions},
     domain::secret::Secret,
+    process::{self, ConfigFile},
     proxy,
     telemetry::{self, describe, log::LogSettings},
 };
@@ -28,13 +29,6 @@ enum Command {
     Migrate(ConfigFile),
     /// Print the effective configuration, secrets masked; fails when something is wrong
     Check(ConfigFile),
-}
-
-#[derive(Args)]
-struct ConfigFile {
-    /// TOML file; environment variables win over it
-    #[arg(long)]
-    config: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -63,13 +57,7 @@ fn main() -> ExitCode {
         Command::Migrate(file) => run_migrate(&file),
         Command::Check(file) => check(&file),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(message) => {
-            eprintln!("queen-proxy: {message}");
-            ExitCode::FAILURE
-        }
-    }
+    process::exit("queen-proxy", outcome)
 }
 
 fn load(file: &ConfigFile) -> Result<(ProxyConfig, Vec<source::Shown>), ConfigError> {

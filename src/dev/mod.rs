@@ -175,6 +175,17 @@ fn parse_url(url: &str) -> Result<Server, DevError> {
 }
 
 impl Server {
+    /// A line that opens the control plane's database; the password stays in its file.
+    fn psql(&self, folder: &Path) -> String {
+        let password = folder.join(postgres::PASSWORD_FILE);
+        let prefix = if password.exists() {
+            format!("PGPASSWORD=$(cat {}) ", password.display())
+        } else {
+            String::new()
+        };
+        format!("{prefix}psql -h {} -p {} -U {} {CONTROL_DB}", self.host, self.port, self.user)
+    }
+
     pub(crate) async fn connect(&self, database: &str) -> Result<PgConnection, sqlx::Error> {
         let mut options = PgConnectOptions::new_without_pgpass()
             .host(&self.host)

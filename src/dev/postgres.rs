@@ -65,6 +65,8 @@ pub struct Postgres {
     child: Option<Child>,
 }
 
+/// The file with its password, in the server's folder.
+pub const PASSWORD_FILE: &str = "postgres.password";
 /// The superuser of a private server.
 pub const USER: &str = "postgres";
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -227,8 +229,6 @@ impl Drop for Postgres {
         }
     }
 }
-
-const PASSWORD_FILE: &str = "postgres.password";
 
 /// The superuser's password, made at the first start and kept beside the data.
 fn password(folder: &Path) -> std::io::Result<String> {

@@ -18,9 +18,10 @@ const TENANTS: [(&str, &str, &str); 2] =
     [("acme", "Acme Inc", "acme-prod"), ("globex", "Globex Corp", "globex-prod")];
 const KEYS_FILE: &str = "keys.json";
 
-/// The keys of the demo tenants, in the order of [`TENANTS`].
+/// The keys of the demo tenants, in the order of [`TENANTS`], and how to reach their control plane.
 pub(super) struct Demo {
     keys: Vec<Secret>,
+    psql: String,
 }
 
 /// Brings schema, cell row, tenants and keys into being, or finds them again.
@@ -72,7 +73,7 @@ pub(super) async fn prepare(
     if !ephemeral {
         keep_keys(folder, &keys)?;
     }
-    Ok(Demo { keys: keys.into_iter().map(Secret::new).collect() })
+    Ok(Demo { keys: keys.into_iter().map(Secret::new).collect(), psql: server.psql(folder) })
 }
 
 async fn is_live(connection: &mut PgConnection, cluster: Uuid, key: &str) -> Result<bool, sqlx::Error> {
@@ -150,12 +151,14 @@ impl Demo {
         format!(
             "\nready: http://127.0.0.1:{port}\n\n  acme   (acme-prod)    {}\n  globex (globex-prod)  {}\n\n\
              # acme stores a value\n{}\n\n# acme reads it\n{}\n\n# globex does not see it\n{}\n\n\
+             # the control plane's SQL, for example: SELECT slug, status FROM queen_proxy.tenants;\n{}\n\n\
              Ctrl-C stops everything.",
             acme.expose(),
             globex.expose(),
             line("acme-prod", acme, r#" -X PUT -d '{"value":{"greeting":"hello"},"forever":true}'"#),
             line("acme-prod", acme, ""),
             line("globex-prod", globex, ""),
+            self.psql,
         )
     }
 }

@@ -80,7 +80,7 @@ pub(super) fn rewrite(
     };
     let proto = kept(head, "x-forwarded-proto").unwrap_or(HeaderValue::from_static("http"));
     let forwarded_host = kept(head, "x-forwarded-host")
-        .or_else(|| HeaderValue::from_str(client.host.unwrap_or_default()).ok());
+        .or_else(|| client.host.and_then(|host| HeaderValue::from_str(host).ok()));
 
     let banned: Vec<HeaderName> =
         head.headers.keys().filter(|name| is_ours(name.as_str())).cloned().collect();

@@ -4,7 +4,7 @@ use super::{
     Gateway, Load,
     pipeline::{Directory, Pipeline},
 };
-use crate::{config::proxy::ProxyConfig, portal::Health};
+use crate::{config::proxy::ProxyConfig, portal::Health, process::stop_signal};
 use async_trait::async_trait;
 use pingora::{
     apps::HttpServerOptions,
@@ -17,10 +17,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 
 /// Requests one client connection may carry, so that balancers spread again now and then and
 /// per-connection memory is freed.
@@ -111,15 +108,9 @@ struct DrainFirst {
 #[async_trait]
 impl ShutdownSignalWatch for DrainFirst {
     async fn recv(&self) -> ShutdownSignal {
-        let (Ok(mut terminate), Ok(mut interrupt)) =
-            (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-        else {
-            tracing::error!("signals cannot be watched: shutting down");
+        if let Err(error) = stop_signal().await {
+            tracing::error!(%error, "signals cannot be watched: shutting down");
             return ShutdownSignal::FastShutdown;
-        };
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
         }
         tracing::info!("draining");
         self.load.draining.store(true, Ordering::Release);

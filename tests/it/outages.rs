@@ -148,6 +148,39 @@ async fn a_database_that_hangs_does_not_hold_up_known_tenants() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_cell_whose_database_restarts_says_so_and_recovers_by_itself() {
+    let world = World::builder().own_cell_postgres().start().await;
+    let acme = world.tenant("acme").await;
+    let put = async |number: usize| {
+        let body = r#"{"value":1,"forever":true}"#;
+        world.ask(&format!("PUT /api/v1/kv/ns/{number}"), &acme.headers(), body).await
+    };
+    let mut accepted = Vec::new();
+    for number in 0..20 {
+        assert_eq!(put(number).await.status, 200);
+        accepted.push(number);
+    }
+    world.server.stop();
+    let away = put(20).await;
+    assert_eq!((away.status, away.json()["error"].clone()), (503, "kv_unavailable".into()));
+    assert_eq!(away.header("retry-after"), Some("1"));
+    assert_eq!(world.ask("GET /health", &acme.headers(), "").await.status, 503);
+    world.server.start_again();
+    let mut number = 21;
+    eventually("recovery by itself", Duration::from_secs(10), async || {
+        number += 1;
+        let answer = put(number).await;
+        assert!(matches!(answer.status, 200 | 503), "{}", answer.status);
+        (answer.status == 200).then(|| accepted.push(number))
+    })
+    .await;
+    for number in accepted {
+        let answer = world.ask(&format!("GET /api/v1/kv/ns/{number}"), &acme.headers(), "").await;
+        assert_eq!(answer.json()["found"], true, "{number}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn five_hundred_first_requests_load_a_cluster_once() {
     let world = World::builder().env("RUST_LOG", "info,queen_proxy=debug,sqlx::query=debug").start().await;
     let acme = world.tenant("acme").await;

@@ -97,6 +97,7 @@ pub struct WorldBuilder {
     proxies: usize,
     environment: Vec<(String, String)>,
     own_control_postgres: bool,
+    own_cell_postgres: bool,
     recorder: bool,
 }
 
@@ -117,6 +118,12 @@ impl WorldBuilder {
     /// The control plane on a server of its own, which the test may stop.
     pub fn own_control_postgres(mut self) -> Self {
         self.own_control_postgres = true;
+        self
+    }
+
+    /// The cell's database on a server of its own, which the test may stop.
+    pub fn own_cell_postgres(mut self) -> Self {
+        self.own_cell_postgres = true;
         self
     }
 
@@ -212,7 +219,13 @@ impl World {
 
     /// A world to be described.
     pub fn builder() -> WorldBuilder {
-        WorldBuilder { proxies: 1, environment: Vec::new(), own_control_postgres: false, recorder: false }
+        WorldBuilder {
+            proxies: 1,
+            environment: Vec::new(),
+            own_control_postgres: false,
+            own_cell_postgres: false,
+            recorder: false,
+        }
     }
 
     /// The first proxy's port.

@@ -1,0 +1,33 @@
+//! What both programs do as processes.
+
+use std::{path::PathBuf, process::ExitCode};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// The option to name a configuration file.
+#[derive(clap::Args, Debug)]
+pub struct ConfigFile {
+    /// TOML file; environment variables win over it
+    #[arg(long)]
+    pub config: Option<PathBuf>,
+}
+
+/// Says what went wrong, if anything did, in a line that begins with the program's name.
+pub fn exit(program: &str, outcome: Result<(), String>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("{program}: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Completes at SIGTERM or SIGINT; fails at once where signals cannot be watched.
+pub async fn stop_signal() -> std::io::Result<()> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
