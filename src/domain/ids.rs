@@ -30,6 +30,10 @@ id!(
     KeyId
 );
 id!(
+    /// A row of `queen_proxy.users`.
+    UserId
+);
+id!(
     /// `clusters.broker_tenant_uuid`: what the cell knows the cluster by (`x-queen-tenant`).
     BrokerTenant
 );

@@ -1,5 +1,7 @@
 //! Who is asking: credential parsing and API-key authentication (proxy contract §5).
 
+pub mod session;
+
 use crate::{
     control::{ControlPlane, KeyDigest},
     domain::{
