@@ -14,7 +14,7 @@ use queen_proxy::{
     dev::postgres::{Postgres, Settings, USER},
     domain::slug::Slug,
     gateway::pipeline::{Directory, Pipeline},
-    identity,
+    identity::{self, CookieNames, Identity},
     policy::{host::slug_of_host, path, route},
 };
 use std::{
@@ -86,7 +86,14 @@ fn warm() -> Warm {
         control
     });
     let pipeline = Pipeline {
-        directory: Directory::Control(control.clone()),
+        directory: Directory::Control(Box::new(Identity {
+            control: control.clone(),
+            sessions: None,
+            cookies: CookieNames::new("queen_session"),
+            operators: false,
+            strict: false,
+        })),
+        shared_hosts: std::collections::HashSet::new(),
         default_cluster: None,
         dev_insecure: false,
         max_body_bytes: config.max_body_bytes,

@@ -10,6 +10,10 @@ use crate::{
     },
     domain::ids::BrokerTenant,
     gateway::{pipeline::Directory, server},
+    identity::{
+        CookieNames, Identity,
+        session::{KeyError, SessionKeys},
+    },
 };
 use std::sync::Arc;
 use tokio::runtime::{Builder, Runtime};
@@ -23,6 +27,9 @@ pub enum ProxyError {
     /// The one cell of a proxy without a control plane is not usable.
     #[error("QUEEN_PROXY_DEV_CELL_URL: {0}")]
     DevCell(#[from] StoreError),
+    /// The keys of sessions; the configuration refuses these before.
+    #[error(transparent)]
+    Keys(#[from] KeyError),
     /// The listener.
     #[error(transparent)]
     Serve(#[from] server::ServeError),
@@ -66,7 +73,18 @@ fn directory(config: &ProxyConfig, runtime: &Runtime) -> Result<Directory, Proxy
     runtime.spawn(listener::run(pxdb.clone(), control.clone()));
     runtime.spawn(control.clone().touch_keys(config.key_touch));
     runtime.spawn(control.clone().sweep());
-    Ok(Directory::Control(control))
+    runtime.spawn(control.clone().sweep_revoked(config.sessions.revocation_sweep));
+    let sessions = SessionKeys::new(&config.sessions.keys)?;
+    if sessions.is_none() {
+        tracing::warn!("no key for sessions is configured: only API keys are accepted");
+    }
+    Ok(Directory::Control(Box::new(Identity {
+        control,
+        sessions,
+        cookies: CookieNames::new(&config.sessions.cookie_name),
+        operators: config.sessions.operators,
+        strict: config.sessions.revocation_strict,
+    })))
 }
 
 async fn static_cluster(cell: &DevCell) -> Result<Directory, ProxyError> {

@@ -3,11 +3,13 @@
 use super::source::{ConfigError, Shown, Source};
 use crate::{
     domain::{secret::Secret, slug::Slug},
+    identity::session::{KeyMaterial, SessionKeys},
+    policy::host::canonical_host,
     telemetry::log::LogSettings,
 };
 use ipnet::IpNet;
 use rustls_pki_types::{CertificateDer, pem::PemObject};
-use std::{net::IpAddr, path::Path, time::Duration};
+use std::{collections::HashSet, net::IpAddr, path::Path, time::Duration};
 use uuid::Uuid;
 
 /// Settings of `queen-proxy serve`.
@@ -39,8 +41,27 @@ pub struct ProxyConfig {
     pub cache: CacheConfig,
     /// How often `last_used_at` of keys is written.
     pub key_touch: Duration,
+    /// Hosts on which the credential names the cluster, canonical and in lower case.
+    pub shared_hosts: HashSet<String>,
+    /// Sessions.
+    pub sessions: SessionConfig,
     /// The log.
     pub log: LogSettings,
+}
+
+/// Sessions of people.
+#[derive(Clone, Debug)]
+pub struct SessionConfig {
+    /// What signs and verifies tokens.
+    pub keys: KeyMaterial,
+    /// The session cookie; the cell's own is called after it.
+    pub cookie_name: String,
+    /// Whether operators are live on this cell.
+    pub operators: bool,
+    /// Whether a session is refused while its revocation cannot be ruled out.
+    pub revocation_strict: bool,
+    /// How often the deny-list is swept; zero is never.
+    pub revocation_sweep: Duration,
 }
 
 /// The control plane's PostgreSQL.
@@ -164,8 +185,18 @@ impl ProxyConfig {
                 max_negatives: s.number("QUEEN_PROXY_NEGATIVE_MAX_ENTRIES", 10_000, 0..=10_000_000),
             },
             key_touch: millis(&mut s, "QUEEN_PROXY_KEY_TOUCH_MS", 10_000, 1_000),
+            shared_hosts: s
+                .parsed("QUEEN_PROXY_SHARED_HOSTS", "a comma-separated list of host names", shared_hosts)
+                .unwrap_or_default(),
+            sessions: sessions(&mut s),
             log: super::logging(&mut s),
         };
+        if config.pxdb.is_none() && !config.shared_hosts.is_empty() {
+            s.refuse("QUEEN_PROXY_SHARED_HOSTS: needs a control plane (PXDB_HOST)");
+        }
+        if let Err(error) = SessionKeys::new(&config.sessions.keys) {
+            s.refuse(error.to_string());
+        }
         if config.pxdb.is_none() && config.dev_cell.is_none() {
             s.refuse("PXDB_HOST: needed, unless QUEEN_PROXY_DEV_CELL_URL names the one cell to serve");
         }
@@ -226,6 +257,38 @@ fn dev_cell(s: &mut Source) -> Option<DevCell> {
 fn are_certificates(pem: &str) -> bool {
     let mut certificates = CertificateDer::pem_slice_iter(pem.as_bytes());
     certificates.next().is_some_and(|first| first.is_ok()) && certificates.all(|next| next.is_ok())
+}
+
+fn sessions(s: &mut Source) -> SessionConfig {
+    let public_url = s.parsed("QUEEN_PROXY_PUBLIC_URL", "an http:// or https:// URL", |text| {
+        let url = url::Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https"))?;
+        url.host_str().map(str::to_owned)
+    });
+    let audience = s.optional("QUEEN_PROXY_JWT_AUD");
+    SessionConfig {
+        keys: KeyMaterial {
+            issuer: s.text("QUEEN_PROXY_JWT_ISS", "queen-proxy", false),
+            // The host that people see, unless another name is given.
+            audience: audience.or(public_url),
+            ed25519_private: s.secret("QUEEN_PROXY_JWT_ED25519_PEM", "QUEEN_PROXY_JWT_ED25519_PEM_FILE"),
+            ed25519_public: s.optional("QUEEN_PROXY_JWT_ED25519_PUB_PEM"),
+            ed25519_previous: s.optional("QUEEN_PROXY_JWT_ED25519_PUB_PEM_PREVIOUS"),
+            hmac_secret: s.secret("QUEEN_PROXY_JWT_SECRET", "QUEEN_PROXY_JWT_SECRET_FILE"),
+        },
+        cookie_name: s.text("QUEEN_PROXY_COOKIE_NAME", "queen_session", false),
+        operators: s.flag("QUEEN_PROXY_OPERATOR_ENABLED", false),
+        revocation_strict: s.flag("QUEEN_PROXY_REVOCATION_STRICT", false),
+        revocation_sweep: millis(s, "QUEEN_PROXY_REVOCATION_SWEEP_MS", 3_600_000, 0),
+    }
+}
+
+fn shared_hosts(list: &str) -> Option<HashSet<String>> {
+    let names = list.split(',').map(|host| canonical_host(host).to_ascii_lowercase());
+    let names: HashSet<String> = names.filter(|name| !name.is_empty()).collect();
+    let plain = |name: &String| {
+        name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_'))
+    };
+    names.iter().all(plain).then_some(names)
 }
 
 fn networks(list: &str) -> Option<Vec<IpNet>> {

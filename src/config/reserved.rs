@@ -3,17 +3,11 @@
 
 use super::source::{Origin, Shown, Source};
 
-const FLAGS: [(&str, bool); 4] = [
-    ("QUEEN_PROXY_OPERATOR_ENABLED", false),
-    ("QUEEN_PROXY_AUTH_HOST", false),
-    ("QUEEN_PROXY_AUTOPROVISION", false),
-    ("QUEEN_PROXY_REVOCATION_STRICT", false),
-];
+const FLAGS: [(&str, bool); 2] = [("QUEEN_PROXY_AUTH_HOST", false), ("QUEEN_PROXY_AUTOPROVISION", false)];
 
-const NUMBERS: [(&str, u64); 11] = [
+const NUMBERS: [(&str, u64); 10] = [
     ("QUEEN_PROXY_MAX_BATCH_ITEMS", 10_000),
     ("QUEEN_PROXY_JWT_TTL_S", 86_400),
-    ("QUEEN_PROXY_REVOCATION_SWEEP_MS", 3_600_000),
     ("QUEEN_PROXY_RECONCILE_MS", 60_000),
     ("QUEEN_PROXY_REGISTRY_PERSIST_MS", 1_000),
     ("QUEEN_PROXY_STORAGE_REFRESH_MS", 10_000),
@@ -24,13 +18,8 @@ const NUMBERS: [(&str, u64); 11] = [
     ("QUEEN_PROXY_QUOTA_WARN_PERCENT", 80),
 ];
 
-const TEXTS: [(&str, &str); 13] = [
-    ("QUEEN_PROXY_JWT_ISS", "queen-proxy"),
-    ("QUEEN_PROXY_JWT_ED25519_PUB_PEM", ""),
-    ("QUEEN_PROXY_JWT_AUD", ""),
-    ("QUEEN_PROXY_COOKIE_NAME", "queen_session"),
+const TEXTS: [(&str, &str); 8] = [
     ("QUEEN_PROXY_COOKIE_DOMAIN", ""),
-    ("QUEEN_PROXY_PUBLIC_URL", ""),
     ("QUEEN_PROXY_AUTH_PORTAL_URL", ""),
     ("QUEEN_PROXY_AUTH_PORTAL_LABEL", "Continue to the control plane"),
     ("QUEEN_PROXY_AUTOPROVISION_TENANT", ""),
@@ -40,16 +29,14 @@ const TEXTS: [(&str, &str); 13] = [
     ("GITHUB_CLIENT_ID", ""),
 ];
 
-const SECRETS: [(&str, &str); 5] = [
-    ("QUEEN_PROXY_JWT_SECRET", "QUEEN_PROXY_JWT_SECRET_FILE"),
-    ("QUEEN_PROXY_JWT_ED25519_PEM", "QUEEN_PROXY_JWT_ED25519_PEM_FILE"),
+const SECRETS: [(&str, &str); 3] = [
     ("QUEEN_PROXY_OAUTH_STATE_SECRET", "QUEEN_PROXY_OAUTH_STATE_SECRET_FILE"),
     ("GOOGLE_CLIENT_SECRET", "GOOGLE_CLIENT_SECRET_FILE"),
     ("GITHUB_CLIENT_SECRET", "GITHUB_CLIENT_SECRET_FILE"),
 ];
 
 /// Settings that would make the proxy less safe when ignored: setting one stops the start.
-const REFUSED: [&str; 3] = ["QUEEN_PROXY_SHARED_HOSTS", "QUEEN_PROXY_TLS_CERT", "QUEEN_PROXY_TLS_KEY"];
+const REFUSED: [&str; 2] = ["QUEEN_PROXY_TLS_CERT", "QUEEN_PROXY_TLS_KEY"];
 
 pub(super) fn read(s: &mut Source) {
     for (name, default) in FLAGS {

@@ -398,7 +398,7 @@ impl<K: Key, V: Cached> Drop for Landing<K, V> {
 }
 
 /// A trouble with the database, and whose turn it is to find out whether it has passed.
-struct Backoff {
+pub(super) struct Backoff {
     on: AtomicBool,
     started: Instant,
     ask_again_ms: AtomicU64,
@@ -417,17 +417,17 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    fn begin(&self) {
+    pub(super) fn begin(&self) {
         self.on.store(true, Ordering::Release);
         self.ask_again_ms.store(self.in_ms(RETRY_AFTER), Ordering::Release);
     }
 
-    fn end(&self) {
+    pub(super) fn end(&self) {
         self.on.store(false, Ordering::Release);
     }
 
     /// True while there is no trouble; in trouble true once a second, for one caller.
-    fn may_ask(&self) -> bool {
+    pub(super) fn may_ask(&self) -> bool {
         !self.on.load(Ordering::Acquire) || self.turn(&self.ask_again_ms, RETRY_AFTER)
     }
 

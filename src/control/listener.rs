@@ -1,4 +1,5 @@
-//! The connection that hears of changes (D6): `LISTEN queen_proxy_inval`, one cluster id a message.
+//! The connection that hears of changes: `queen_proxy_inval` with a cluster's id (D6), and
+//! `queen_proxy_revoked` with a session's (D7).
 
 use super::{
     ControlPlane,
@@ -13,7 +14,8 @@ use std::{sync::atomic::Ordering, time::Duration};
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
-const CHANNEL: &str = "queen_proxy_inval";
+const CHANGED: &str = "queen_proxy_inval";
+const REVOKED: &str = "queen_proxy_revoked";
 const BACKOFF: Duration = Duration::from_millis(250);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// A session this long was healthy, so the next loss starts again with a short wait.
@@ -49,17 +51,14 @@ async fn session(
         .connect_lazy_with(connect_options(config, "queen-proxy-listen"));
     let mut listener = within(config.timeout, PgListener::connect_with(&pool)).await?;
     listener.eager_reconnect(false);
-    within(config.timeout, listener.listen(CHANNEL)).await?;
+    within(config.timeout, listener.listen_all([CHANGED, REVOKED])).await?;
     // What happened before LISTEN was acknowledged was not heard.
     control.expire_all();
     control.listening.store(true, Ordering::Release);
     tracing::info!("listener: connected");
     loop {
         match timeout(HEARTBEAT, listener.try_recv()).await {
-            Ok(Ok(Some(notification))) => match Uuid::parse_str(notification.payload()) {
-                Ok(id) => control.invalidate(ClusterId(id)),
-                Err(_) => tracing::warn!("listener: a notification is not a cluster id"),
-            },
+            Ok(Ok(Some(notification))) => hear(control, notification.channel(), notification.payload()),
             Ok(Ok(None)) => {
                 return Err(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into()).into());
             }
@@ -68,5 +67,13 @@ async fn session(
                 within(config.timeout, (&mut listener).execute("SELECT 1")).await?;
             }
         }
+    }
+}
+
+fn hear(control: &ControlPlane, channel: &str, payload: &str) {
+    match (channel, Uuid::parse_str(payload)) {
+        (REVOKED, _) => control.deny_list().push(payload),
+        (_, Ok(id)) => control.invalidate(ClusterId(id)),
+        _ => tracing::warn!("listener: a notification is not a cluster id"),
     }
 }

@@ -1,6 +1,7 @@
 //! The only room with SQL of schema `queen_proxy`: queries, caches, listener, migrations.
 
 pub mod cache;
+mod deny_list;
 pub mod listener;
 pub mod migrate;
 pub mod snapshot;
@@ -11,14 +12,17 @@ use crate::{
     config::proxy::{CacheConfig, PxdbConfig},
     domain::{
         cluster::{ApiKey, Cluster},
-        ids::{ClusterId, KeyId},
+        ids::{ClusterId, KeyId, UserId},
         lookup::Lookup,
+        scopes::Role,
         slug::Slug,
     },
     telemetry::log_gate::LogGate,
 };
-use cache::{Cache, Cached, Loaded};
+use cache::{Cache, Cached, Key, Loaded};
 use dashmap::DashSet;
+pub use deny_list::{DenyList, Revocation};
+use snapshot::ClusterRow;
 use std::{
     sync::{
         Arc,
@@ -28,6 +32,7 @@ use std::{
 };
 use store::{Store, StoreError};
 use tokio::{runtime::Handle, time::interval};
+use uuid::Uuid;
 
 /// The sha256 of a whole key.
 pub type KeyDigest = [u8; 32];
@@ -46,48 +51,117 @@ impl Cached for ApiKey {
     }
 }
 
+/// A user's role on one cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct Grant {
+    cluster: ClusterId,
+    /// The role.
+    pub role: Role,
+}
+
+impl Cached for Grant {
+    fn cluster(&self) -> ClusterId {
+        self.cluster
+    }
+}
+
+/// A user that exists.
+#[derive(Clone, Copy, Debug)]
+pub struct User {
+    /// Whether `users.is_operator` is set.
+    pub is_operator: bool,
+}
+
+impl Cached for User {
+    /// Of no cluster: users are asked for again when their entry expires.
+    fn cluster(&self) -> ClusterId {
+        ClusterId(Uuid::nil())
+    }
+}
+
 /// What the data plane asks of the control plane.
 #[derive(Clone)]
 pub struct ControlPlane {
     clusters: Cache<Slug, Cluster>,
+    clusters_by_id: Cache<ClusterId, Cluster>,
     keys: Cache<KeyDigest, ApiKey>,
+    grants: Cache<(UserId, ClusterId), Grant>,
+    users: Cache<UserId, User>,
+    deny_list: DenyList,
     used: Arc<DashSet<KeyId>>,
     store: Store,
     listening: Arc<AtomicBool>,
 }
 
+/// What all caches have in common.
+struct Caching {
+    config: CacheConfig,
+    limit: Duration,
+    cold: usize,
+    runtime: Handle,
+    store: Store,
+}
+
+impl Caching {
+    fn of<K: Key, V: Cached, L>(
+        &self,
+        name: &'static str,
+        load: impl Fn(Store, K) -> L + Send + Sync + 'static,
+    ) -> Cache<K, V>
+    where
+        L: Future<Output = Result<Option<V>, StoreError>> + Send + 'static,
+    {
+        let store = self.store.clone();
+        Cache::new(name, self.config, self.limit, self.cold, self.runtime.clone(), move |key| {
+            let loading = load(store.clone(), key);
+            Box::pin(async move { answer(name, loading.await) })
+        })
+    }
+}
+
 impl ControlPlane {
     /// Opens the pool on the current runtime, which must live as long as the process, and keeps
     /// the loads there. Nothing is asked of the database yet.
-    pub fn new(pxdb: &PxdbConfig, cache: CacheConfig) -> Self {
+    pub fn new(pxdb: &PxdbConfig, config: CacheConfig) -> Self {
         let store = Store::new(pxdb);
-        let used = Arc::new(DashSet::new());
-        let runtime = Handle::current();
-        // Half of the pool is left for refreshes of known tenants.
-        let cold = usize::try_from(pxdb.pool_size / 2).unwrap_or(1).max(1);
-        // A connection, an answer and the cell's name.
-        let limit = pxdb.timeout * 2;
-        let clusters = {
-            let store = store.clone();
-            Cache::new("clusters", cache, limit, cold, runtime.clone(), move |slug| {
-                let store = store.clone();
-                Box::pin(async move { answer("cluster", load_cluster(&store, slug).await) })
-            })
+        let used: Arc<DashSet<KeyId>> = Arc::default();
+        let caching = Caching {
+            config,
+            // A connection, an answer and the cell's name.
+            limit: pxdb.timeout * 2,
+            // Half of the pool is left for refreshes of known tenants.
+            cold: usize::try_from(pxdb.pool_size / 2).unwrap_or(1).max(1),
+            runtime: Handle::current(),
+            store: store.clone(),
         };
-        let keys = {
-            let (store, used) = (store.clone(), Arc::clone(&used));
-            Cache::new("keys", cache, limit, cold, runtime, move |digest| {
-                let (store, used) = (store.clone(), Arc::clone(&used));
-                Box::pin(async move {
-                    let found = store.key(&digest).await;
-                    if let Ok(Some(key)) = &found {
-                        used.insert(key.id);
+        let seen = Arc::clone(&used);
+        Self {
+            clusters: caching
+                .of("clusters", async |store: Store, slug| snapshot(store.cluster(slug).await?).await),
+            clusters_by_id: caching.of("clusters by id", async |store: Store, id| {
+                snapshot(store.cluster_by_id(id).await?).await
+            }),
+            keys: caching.of("keys", move |store, digest| {
+                let seen = Arc::clone(&seen);
+                async move {
+                    let key = store.key(&digest).await?;
+                    if let Some(key) = &key {
+                        seen.insert(key.id);
                     }
-                    answer("key", found)
-                })
-            })
-        };
-        Self { clusters, keys, used, store, listening: Arc::default() }
+                    Ok(key)
+                }
+            }),
+            grants: caching.of("roles", async |store: Store, (user, cluster)| {
+                Ok(store.role(user, cluster).await?.map(|role| Grant { cluster, role }))
+            }),
+            users: caching.of("users", async |store: Store, user| {
+                Ok(store.is_operator(user).await?.map(|is_operator| User { is_operator }))
+            }),
+            deny_list: DenyList::new(store.clone()),
+            used,
+            store,
+            listening: Arc::default(),
+        }
     }
 
     /// The cluster with this slug.
@@ -95,9 +169,29 @@ impl ControlPlane {
         self.clusters.get(slug).await
     }
 
+    /// The cluster with this id.
+    pub async fn cluster_by_id(&self, id: ClusterId) -> Lookup<Cluster> {
+        self.clusters_by_id.get(id).await
+    }
+
     /// The unrevoked key with this digest.
     pub async fn key(&self, digest: KeyDigest) -> Lookup<ApiKey> {
         self.keys.get(digest).await
+    }
+
+    /// A user's role on a cluster.
+    pub async fn grant(&self, user: UserId, cluster: ClusterId) -> Lookup<Grant> {
+        self.grants.get((user, cluster)).await
+    }
+
+    /// A user.
+    pub async fn user(&self, user: UserId) -> Lookup<User> {
+        self.users.get(user).await
+    }
+
+    /// Revoked sessions.
+    pub fn deny_list(&self) -> &DenyList {
+        &self.deny_list
     }
 
     /// Whether changes are heard of at once; otherwise they are found when entries expire.
@@ -105,15 +199,21 @@ impl ControlPlane {
         self.listening.load(Ordering::Acquire)
     }
 
-    /// Drops what is cached of a cluster and of its keys.
+    /// Drops what is cached of a cluster, of its keys and of the roles on it.
     pub fn invalidate(&self, cluster: ClusterId) {
         self.clusters.invalidate(cluster);
+        self.clusters_by_id.invalidate(cluster);
         self.keys.invalidate(cluster);
+        self.grants.invalidate(cluster);
     }
 
     fn expire_all(&self) {
         self.clusters.expire_all();
+        self.clusters_by_id.expire_all();
         self.keys.expire_all();
+        self.grants.expire_all();
+        self.users.expire_all();
+        self.deny_list.expire_all();
     }
 
     /// Writes `last_used_at` of the keys that were looked up, every `every`; best effort.
@@ -136,19 +236,38 @@ impl ControlPlane {
         }
     }
 
+    /// Deletes deny-list rows whose tokens have expired, at once and then every `every`; zero is never.
+    pub async fn sweep_revoked(self, every: Duration) {
+        if every.is_zero() {
+            return;
+        }
+        let mut tick = interval(every);
+        loop {
+            tick.tick().await;
+            match self.store.sweep_revoked().await {
+                Ok(rows) => tracing::debug!(rows, "deny-list swept"),
+                Err(error) => tracing::debug!(%error, "the deny-list was not swept"),
+            }
+        }
+    }
+
     /// Lets go of what can no longer serve, for as long as the process lives.
     pub async fn sweep(self) {
         let mut tick = interval(SWEEP);
         loop {
             tick.tick().await;
             self.clusters.sweep();
+            self.clusters_by_id.sweep();
             self.keys.sweep();
+            self.grants.sweep();
+            self.users.sweep();
+            self.deny_list.sweep();
         }
     }
 }
 
-async fn load_cluster(store: &Store, slug: Slug) -> Result<Option<Cluster>, StoreError> {
-    match store.cluster(slug).await? {
+async fn snapshot(row: Option<ClusterRow>) -> Result<Option<Cluster>, StoreError> {
+    match row {
         Some(row) => Ok(Some(row.into_cluster().await?)),
         None => Ok(None),
     }

@@ -38,8 +38,8 @@ pub struct ClusterRow {
     cell_secret: Option<Secret>,
 }
 
-/// Reads a row of `cluster_by_slug.sql`.
-pub(super) fn decode(slug: Slug, row: &PgRow) -> Result<ClusterRow, StoreError> {
+/// Reads a row of `cluster.sql`.
+pub(super) fn decode(row: &PgRow) -> Result<ClusterRow, StoreError> {
     // PostgreSQL nests deeper than our parser; what it cannot read holds no override and no feature.
     let document = |column| -> Result<Value, StoreError> {
         let text: String = row.try_get(column)?;
@@ -47,6 +47,8 @@ pub(super) fn decode(slug: Slug, row: &PgRow) -> Result<ClusterRow, StoreError> 
     };
     let plan =
         Limits::from_columns(|name| Ok::<_, sqlx::Error>(Cap::from(row.try_get::<Option<i64>, _>(name)?)))?;
+    let slug: String = row.try_get("slug")?;
+    let slug = Slug::parse(&slug).ok_or(StoreError::Malformed("a cluster's slug is no DNS label"))?;
     let tenant_status: String = row.try_get("tenant_status")?;
     let cluster_status: String = row.try_get("cluster_status")?;
     Ok(ClusterRow {

@@ -5,8 +5,8 @@ use crate::{
     config::proxy::PxdbConfig,
     domain::{
         cluster::ApiKey,
-        ids::{ClusterId, KeyId},
-        scopes::Scopes,
+        ids::{ClusterId, KeyId, UserId},
+        scopes::{Role, Scopes},
         slug::Slug,
     },
 };
@@ -122,15 +122,65 @@ impl Store {
 
     /// The cluster with this slug, as it stands in the tables.
     pub async fn cluster(&self, slug: Slug) -> Result<Option<ClusterRow>, StoreError> {
+        self.cluster_where(Some(slug), None).await
+    }
+
+    /// The cluster with this id, as it stands in the tables.
+    pub async fn cluster_by_id(&self, id: ClusterId) -> Result<Option<ClusterRow>, StoreError> {
+        self.cluster_where(None, Some(id)).await
+    }
+
+    async fn cluster_where(
+        &self,
+        slug: Option<Slug>,
+        id: Option<ClusterId>,
+    ) -> Result<Option<ClusterRow>, StoreError> {
         let row = self
             .ask(async |connection| {
-                sqlx::query(include_str!("sql/cluster_by_slug.sql"))
-                    .bind(slug.as_str())
+                sqlx::query(include_str!("sql/cluster.sql"))
+                    .bind(slug.as_ref().map(Slug::as_str))
+                    .bind(id.map(|id| id.0))
                     .fetch_optional(&mut **connection)
                     .await
             })
             .await?;
-        row.map(|row| snapshot::decode(slug, &row)).transpose()
+        row.map(|row| snapshot::decode(&row)).transpose()
+    }
+
+    /// A user's role on a cluster. A word that is no role of this version is none.
+    pub async fn role(&self, user: UserId, cluster: ClusterId) -> Result<Option<Role>, StoreError> {
+        let word: Option<String> = self
+            .ask(async |connection| {
+                sqlx::query_scalar(include_str!("sql/cluster_role.sql"))
+                    .bind(user.0)
+                    .bind(cluster.0)
+                    .fetch_optional(&mut **connection)
+                    .await
+            })
+            .await?;
+        Ok(word.as_deref().and_then(Role::parse))
+    }
+
+    /// Whether a user is an operator; none: there is no such user.
+    pub async fn is_operator(&self, user: UserId) -> Result<Option<bool>, StoreError> {
+        self.ask(async |connection| {
+            sqlx::query_scalar(include_str!("sql/user.sql"))
+                .bind(user.0)
+                .fetch_optional(&mut **connection)
+                .await
+        })
+        .await
+    }
+
+    /// Whether a token's id is on the deny-list.
+    pub async fn is_revoked(&self, jti: &str) -> Result<bool, StoreError> {
+        self.ask(async |connection| {
+            sqlx::query_scalar(include_str!("sql/is_revoked.sql"))
+                .bind(jti)
+                .fetch_one(&mut **connection)
+                .await
+        })
+        .await
     }
 
     /// The unrevoked key with this digest.
@@ -150,6 +200,14 @@ impl Store {
             cluster: ClusterId(row.try_get("cluster_id")?),
             scopes: Scopes::from_words(scopes.iter().map(String::as_str)),
         }))
+    }
+
+    /// Deletes deny-list rows whose tokens have expired; returns how many.
+    pub async fn sweep_revoked(&self) -> Result<i32, StoreError> {
+        self.ask(async |connection| {
+            sqlx::query_scalar("SELECT queen_proxy.sweep_revoked_tokens()").fetch_one(&mut **connection).await
+        })
+        .await
     }
 
     /// Marks these keys as used now.

@@ -58,11 +58,24 @@ pub struct ApiKey {
     pub scopes: super::scopes::Scopes,
 }
 
+/// A signed-in user on one cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct Person {
+    /// Who.
+    pub user: super::ids::UserId,
+    /// What they may do here.
+    pub role: super::scopes::Role,
+    /// Whether they are a live operator of the cell, which opens the operator's routes too.
+    pub operator: bool,
+}
+
 /// Who is asking.
 #[derive(Clone, Debug)]
 pub enum Principal {
     /// The holder of an API key of this cluster.
     ApiKey(Arc<ApiKey>),
+    /// A signed-in user with a role on this cluster.
+    Person(Person),
     /// Everybody: the proxy was started with `QUEEN_PROXY_DEV_INSECURE`.
     Anyone,
 }
@@ -72,6 +85,7 @@ impl fmt::Display for Principal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ApiKey(key) => write!(f, "key {}", key.id),
+            Self::Person(person) => write!(f, "user {}", person.user),
             Self::Anyone => f.write_str("anyone"),
         }
     }

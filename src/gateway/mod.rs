@@ -12,7 +12,7 @@ pub mod pipeline;
 pub mod refusal;
 pub mod server;
 
-use crate::{config::proxy::Timeouts, domain::ids::RequestId, portal::Health};
+use crate::{config::proxy::Timeouts, domain::ids::RequestId, portal::Portal};
 use answer::Answer;
 use async_trait::async_trait;
 use body::Collector;
@@ -47,7 +47,7 @@ pub struct Gateway {
     timeouts: Timeouts,
     trusted_proxies: Vec<IpNet>,
     tenant_header: bool,
-    health: Health,
+    portal: Portal,
     load: Arc<Load>,
 }
 
@@ -118,8 +118,8 @@ impl ProxyHttp for Gateway {
             answer::refuse(session, ctx.id, refusal).await?;
             return Ok(true);
         }
-        if head::target(head).is_some_and(|target| target.path == "/healthz") {
-            self.answer_health(session, ctx).await?;
+        if let Some(document) = head::target(head).and_then(|target| self.portal.document(target.path)) {
+            self.answer_document(session, ctx, document).await?;
             return Ok(true);
         }
         match self.pipeline.admit(head).await {
@@ -282,12 +282,13 @@ fn outcome(e: &Error, body_done: bool) -> Option<Refusal> {
 }
 
 impl Gateway {
-    async fn answer_health(&self, session: &mut Session, ctx: &Context) -> Result<()> {
-        if !matches!(session.req_header().method, Method::GET | Method::HEAD) {
+    async fn answer_document(&self, session: &mut Session, ctx: &Context, document: Bytes) -> Result<()> {
+        let answer = if matches!(session.req_header().method, Method::GET | Method::HEAD) {
+            Answer { status: 200, body: document, allow: None }
+        } else {
             let wire = Refusal::MethodNotAllowed.wire();
-            let answer = Answer { status: wire.status, body: wire.body(), allow: Some("GET, HEAD") };
-            return answer::write(session, ctx.id, answer).await;
-        }
-        answer::write(session, ctx.id, Answer { status: 200, body: self.health.body(), allow: None }).await
+            Answer { status: wire.status, body: wire.body(), allow: Some("GET, HEAD") }
+        };
+        answer::write(session, ctx.id, answer).await
     }
 }

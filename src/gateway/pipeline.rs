@@ -17,23 +17,22 @@ use crate::{
         slug::Slug,
         status::Restriction,
     },
-    identity,
+    identity::{ACT_HEADER, AuthError, Identity},
     policy::{
         authorize,
-        host::slug_of_host,
+        host::{canonical_host, slug_of_host},
         path,
         route::{self, Effect, RouteClass},
     },
 };
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
+use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH};
 use pingora::http::RequestHeader;
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
-/// Where clusters and keys come from.
-#[derive(Clone)]
+/// Where clusters and callers are looked up.
 pub enum Directory {
     /// The control plane.
-    Control(ControlPlane),
+    Control(Box<Identity>),
     /// One synthetic cluster for every host; keys are not known, so only a proxy that does not
     /// authenticate can serve it.
     Static(Arc<Cluster>),
@@ -41,10 +40,13 @@ pub enum Directory {
 
 /// The checks and what they need.
 pub struct Pipeline {
-    /// Clusters and keys.
+    /// Clusters, keys, sessions.
     pub directory: Directory,
     /// The cluster of hosts that name none.
     pub default_cluster: Option<Slug>,
+    /// Hosts, canonical and in lower case, on which the credential names the cluster. When there is
+    /// any, strangers do not hear either which of the other hosts exist.
+    pub shared_hosts: HashSet<String>,
     /// Everybody is a key with all scopes.
     pub dev_insecure: bool,
     /// Largest body that is inspected.
@@ -59,12 +61,21 @@ pub struct Admitted {
     pub(super) inspection: Option<Inspection>,
 }
 
+/// Who asks for what, on which cluster.
+struct Identified<'r> {
+    cluster: Arc<Cluster>,
+    principal: Principal,
+    target: Target<'r>,
+    class: RouteClass,
+}
+
 impl Pipeline {
     /// Every check of a data-plane request whose framing is sound, in order.
     pub async fn admit(&self, head: &RequestHeader) -> Result<Admitted, Refusal> {
-        let cluster = self.resolve(head::host(head)).await?;
-        let (target, class) = classify(head)?;
-        let principal = self.authenticate(head, &cluster).await?;
+        let Identified { cluster, principal, target, class } = self.identify(head).await?;
+        if class == RouteClass::Operator && !may(&principal, class) {
+            return Err(Refusal::RouteBlocked);
+        }
         if cluster.restriction.is_suspended() {
             return Err(Refusal::Suspended);
         }
@@ -85,11 +96,66 @@ impl Pipeline {
         Ok(Admitted { forward: Forward { cluster, principal, budget }, inspection })
     }
 
-    async fn resolve(&self, host: Option<&str>) -> Result<Arc<Cluster>, Refusal> {
-        let control = match &self.directory {
-            Directory::Static(cluster) => return Ok(Arc::clone(cluster)),
-            Directory::Control(control) => control,
+    /// Resolve, classify, authenticate. Where the host names the cluster it is resolved first; where the
+    /// credential or a header names it, only after the credential has been judged.
+    async fn identify<'r>(&self, head: &'r RequestHeader) -> Result<Identified<'r>, Refusal> {
+        let identity = match &self.directory {
+            Directory::Control(identity) => identity,
+            Directory::Static(cluster) => return self.identify_static(head, cluster),
         };
+        let host = head::host(head);
+        let act = head.headers.get(ACT_HEADER);
+        if act.is_none() && !self.is_shared(host) {
+            let cluster = match self.resolve(&identity.control, host).await {
+                Ok(cluster) => cluster,
+                Err(unknown) if self.shared_hosts.is_empty() => return Err(unknown),
+                Err(unknown) => {
+                    classify(head, identity.operators)?;
+                    identity.is_live(&head.headers).await.map_err(Refusal::Auth)?;
+                    return Err(unknown);
+                }
+            };
+            let (target, class) = classify(head, identity.operators)?;
+            let principal = if self.dev_insecure {
+                Principal::Anyone
+            } else {
+                let principal = identity.authenticate(&head.headers, &cluster).await;
+                principal.map_err(|error| refusal_of(error, class))?
+            };
+            return Ok(Identified { cluster, principal, target, class });
+        }
+        let (target, class) = classify(head, identity.operators)?;
+        let identified = match act {
+            _ if self.dev_insecure => Err(AuthError::NotRetargeted),
+            Some(reference) => {
+                let reference = reference.to_str().unwrap_or_default();
+                identity.authenticate_acting(&head.headers, reference).await
+            }
+            None => identity.authenticate_shared(&head.headers).await,
+        };
+        let (cluster, principal) = identified.map_err(|error| refusal_of(error, class))?;
+        Ok(Identified { cluster, principal, target, class })
+    }
+
+    fn identify_static<'r>(
+        &self,
+        head: &'r RequestHeader,
+        cluster: &Arc<Cluster>,
+    ) -> Result<Identified<'r>, Refusal> {
+        let (target, class) = classify(head, false)?;
+        if !self.dev_insecure {
+            let missing = head.headers.get(AUTHORIZATION).is_none();
+            return Err(Refusal::Auth(if missing { AuthError::Missing } else { AuthError::UnknownKey }));
+        }
+        Ok(Identified { cluster: Arc::clone(cluster), principal: Principal::Anyone, target, class })
+    }
+
+    fn is_shared(&self, host: Option<&str>) -> bool {
+        !self.shared_hosts.is_empty()
+            && host.is_some_and(|host| self.shared_hosts.contains(&canonical_host(host).to_ascii_lowercase()))
+    }
+
+    async fn resolve(&self, control: &ControlPlane, host: Option<&str>) -> Result<Arc<Cluster>, Refusal> {
         let named = host.and_then(slug_of_host);
         for slug in [named, self.default_cluster].into_iter().flatten() {
             match control.cluster(slug).await {
@@ -100,22 +166,6 @@ impl Pipeline {
             }
         }
         Err(Refusal::UnknownCluster)
-    }
-
-    async fn authenticate(&self, head: &RequestHeader, cluster: &Cluster) -> Result<Principal, Refusal> {
-        if self.dev_insecure {
-            return Ok(Principal::Anyone);
-        }
-        match &self.directory {
-            Directory::Control(control) => {
-                identity::authenticate(&head.headers, cluster, control).await.map_err(Refusal::Auth)
-            }
-            Directory::Static(_) => Err(Refusal::Auth(match identity::credential(&head.headers) {
-                identity::Credential::None => identity::AuthError::Missing,
-                identity::Credential::ApiKey(_) => identity::AuthError::UnknownKey,
-                identity::Credential::Session(_) => identity::AuthError::Invalid,
-            })),
-        }
     }
 
     /// What a body that may both read and add must still pass. On a plain, unblocked cluster it is
@@ -154,15 +204,20 @@ impl Pipeline {
     }
 }
 
-/// The class of a route that is open to tenants. Operator routes need a live operator, which a key
-/// never is; the refusal is the one of a blocked route.
-fn classify(head: &RequestHeader) -> Result<(Target<'_>, RouteClass), Refusal> {
+/// The class of a route that is open to tenants, or to operators where there are any.
+fn classify(head: &RequestHeader, operators: bool) -> Result<(Target<'_>, RouteClass), Refusal> {
     let target = head::target(head).filter(|t| path::is_canonical(t.path) && route::is_data_plane(t.path));
     let target = target.ok_or(Refusal::RouteBlocked)?;
     match route::classify(&head.method, target.path) {
-        RouteClass::Blocked | RouteClass::Operator => Err(Refusal::RouteBlocked),
+        RouteClass::Blocked => Err(Refusal::RouteBlocked),
+        RouteClass::Operator if !operators => Err(Refusal::RouteBlocked),
         class => Ok((target, class)),
     }
+}
+
+/// Who is no operator hears of an operator's route what everybody hears of a blocked one.
+fn refusal_of(error: AuthError, class: RouteClass) -> Refusal {
+    if class == RouteClass::Operator { Refusal::RouteBlocked } else { Refusal::Auth(error) }
 }
 
 fn is_gated(cluster: &Cluster, class: RouteClass) -> bool {
@@ -172,6 +227,9 @@ fn is_gated(cluster: &Cluster, class: RouteClass) -> bool {
 fn may(principal: &Principal, class: RouteClass) -> bool {
     match principal {
         Principal::ApiKey(key) => authorize::key_may(key.scopes, class),
+        Principal::Person(person) => {
+            authorize::role_may(person.role, class) || (class == RouteClass::Operator && person.operator)
+        }
         Principal::Anyone => authorize::key_may(crate::domain::scopes::Scopes::all(), class),
     }
 }

@@ -67,10 +67,20 @@ impl Refusal {
             Self::Auth(AuthError::Missing) => (401, "unauthorized", "missing bearer credential"),
             Self::Auth(AuthError::UnknownKey) => (401, "unauthorized", "unknown or revoked api key"),
             Self::Auth(AuthError::Unverifiable) => {
-                (401, "unauthorized", "the api key cannot be verified at the moment")
+                (401, "unauthorized", "the credential cannot be verified at the moment")
             }
             Self::Auth(AuthError::Invalid) => (401, "unauthorized", "invalid credential"),
             Self::Auth(AuthError::Mismatch) => (403, "forbidden", "key/cluster mismatch"),
+            Self::Auth(AuthError::UserGone) => (401, "unauthorized", "session no longer valid"),
+            Self::Auth(AuthError::OtherCluster) => (403, "forbidden", "token not valid for this cluster"),
+            Self::Auth(AuthError::NoRole) => (403, "forbidden", "no role on this cluster"),
+            Self::Auth(AuthError::NotRetargeted) => {
+                (403, "forbidden", "this credential cannot act on another cluster")
+            }
+            Self::Auth(AuthError::CannotAct) => (403, "forbidden", "cannot act on this cluster"),
+            Self::Auth(AuthError::NoneNamed) => {
+                (403, "forbidden", "this host serves several clusters; name one with x-queen-act-cluster")
+            }
             Self::Suspended => (403, "cluster_suspended", "cluster suspended"),
             Self::FeatureGated => (403, "feature_gated", "not in your plan"),
             Self::NotPermitted => (403, "forbidden", "operation not permitted for this credential"),
@@ -119,6 +129,12 @@ mod tests {
             Refusal::Auth(AuthError::Unverifiable),
             Refusal::Auth(AuthError::Invalid),
             Refusal::Auth(AuthError::Mismatch),
+            Refusal::Auth(AuthError::UserGone),
+            Refusal::Auth(AuthError::OtherCluster),
+            Refusal::Auth(AuthError::NoRole),
+            Refusal::Auth(AuthError::NotRetargeted),
+            Refusal::Auth(AuthError::CannotAct),
+            Refusal::Auth(AuthError::NoneNamed),
             Refusal::Suspended,
             Refusal::FeatureGated,
             Refusal::NotPermitted,

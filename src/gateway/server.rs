@@ -4,7 +4,12 @@ use super::{
     Gateway, Load,
     pipeline::{Directory, Pipeline},
 };
-use crate::{config::proxy::ProxyConfig, portal::Health, process::stop_signal};
+use crate::{
+    config::proxy::ProxyConfig,
+    identity::session::SessionKeys,
+    portal::{Health, Portal},
+    process::stop_signal,
+};
 use async_trait::async_trait;
 use pingora::{
     apps::HttpServerOptions,
@@ -60,10 +65,22 @@ pub fn run(config: &ProxyConfig, directory: Directory) -> Result<(), ServeError>
     server.bootstrap();
 
     let load = Arc::new(Load::default());
+    let health = Health {
+        enforce: config.enforce,
+        shared_hosts: config.shared_hosts.len(),
+        status: "ok",
+        tenant_header: config.tenant_header,
+    };
+    let jwks = match &directory {
+        Directory::Control(identity) => identity.sessions.as_ref().map(SessionKeys::jwks),
+        Directory::Static(_) => None,
+    };
+    let portal = Portal::new(health, jwks);
     let gateway = Gateway {
         pipeline: Pipeline {
             directory,
             default_cluster: config.default_cluster,
+            shared_hosts: config.shared_hosts.clone(),
             dev_insecure: config.dev_insecure,
             max_body_bytes: config.max_body_bytes,
             timeouts: config.timeouts,
@@ -71,12 +88,7 @@ pub fn run(config: &ProxyConfig, directory: Directory) -> Result<(), ServeError>
         timeouts: config.timeouts,
         trusted_proxies: config.trusted_proxies.clone(),
         tenant_header: config.tenant_header,
-        health: Health {
-            enforce: config.enforce,
-            shared_hosts: 0,
-            status: "ok",
-            tenant_header: config.tenant_header,
-        },
+        portal,
         load: Arc::clone(&load),
     };
     let mut service = http_proxy_service_with_name(&server.configuration, gateway, "gateway");

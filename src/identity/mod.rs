@@ -1,27 +1,26 @@
-//! Who is asking: credential parsing and API-key authentication (proxy contract §5).
+//! Who is asking, and on which cluster: credentials, API keys, sessions, roles, operators (proxy contract
+//! §4–§6).
 
+pub mod credential;
 pub mod session;
 
 use crate::{
-    control::{ControlPlane, KeyDigest},
+    control::{ControlPlane, Revocation},
     domain::{
-        cluster::{Cluster, Principal},
+        cluster::{Cluster, Person, Principal},
+        ids::ClusterId,
         lookup::Lookup,
+        slug::Slug,
     },
 };
-use http::{HeaderMap, header::AUTHORIZATION};
-use sha2::{Digest, Sha256};
+pub use credential::{CookieNames, Credential, credential, digest};
+use http::HeaderMap;
+use session::{Session, SessionKeys};
+use std::sync::Arc;
+use uuid::Uuid;
 
-/// A credential as presented.
-#[derive(PartialEq, Eq, Debug)]
-pub enum Credential<'h> {
-    /// None, or one that cannot be read.
-    None,
-    /// `qk_…`; nothing after the prefix is parsed.
-    ApiKey(&'h str),
-    /// Anything else counts as a session token, which this version does not mint or verify.
-    Session(&'h str),
-}
+/// The header by which a person picks the cluster to act on.
+pub const ACT_HEADER: &str = "x-queen-act-cluster";
 
 /// Why a caller is not who it has to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,103 +29,204 @@ pub enum AuthError {
     Missing,
     /// No such key, or a revoked one.
     UnknownKey,
-    /// The database did not answer and nothing is known of the key.
+    /// The database did not answer and nothing is known of the key, the token or the user.
     Unverifiable,
-    /// Not a key.
+    /// Not a key, and not a token of ours that is in force.
     Invalid,
     /// A key of another cluster.
     Mismatch,
+    /// A token whose user is gone.
+    UserGone,
+    /// A token that names another cluster.
+    OtherCluster,
+    /// The user has no role on the cluster.
+    NoRole,
+    /// Keys are never pointed at another cluster, and neither is a proxy that authenticates nobody.
+    NotRetargeted,
+    /// The cluster to act on is not there, or not for this user: one answer for both.
+    CannotAct,
+    /// A shared host, and nothing names the cluster.
+    NoneNamed,
 }
 
-/// Reads `Authorization`. A `Bearer` scheme in any case is taken off (D17); a bare key works too.
-/// Repeated headers are no credential we could be sure of.
-pub fn credential(headers: &HeaderMap) -> Credential<'_> {
-    let mut values = headers.get_all(AUTHORIZATION).iter();
-    let Some(value) = values.next() else {
-        return Credential::None;
-    };
-    if values.next().is_some() {
-        return Credential::Session("");
-    }
-    let Ok(text) = value.to_str() else {
-        return Credential::None;
-    };
-    let text = match text.split_at_checked(7) {
-        Some((scheme, rest)) if scheme.eq_ignore_ascii_case("bearer ") => rest,
-        _ => text,
-    };
-    match text.trim() {
-        "" => Credential::None,
-        key if key.starts_with("qk_") => Credential::ApiKey(key),
-        token => Credential::Session(token),
-    }
+/// How callers are told apart.
+pub struct Identity {
+    /// Where keys, users, roles and the deny-list are looked up.
+    pub control: ControlPlane,
+    /// The keys of sessions; none: every token is invalid.
+    pub sessions: Option<SessionKeys>,
+    /// Where a session may come as a cookie.
+    pub cookies: CookieNames,
+    /// Whether operators are live on this cell.
+    pub operators: bool,
+    /// Whether a session is refused while its revocation cannot be ruled out.
+    pub strict: bool,
 }
 
-/// What a key is looked up by: the sha256 of all of it.
-pub fn digest(key: &str) -> KeyDigest {
-    Sha256::digest(key.as_bytes()).into()
-}
-
-/// Finds out who is asking on a host that names `cluster`.
-pub async fn authenticate(
-    headers: &HeaderMap,
-    cluster: &Cluster,
-    control: &ControlPlane,
-) -> Result<Principal, AuthError> {
-    let key = match credential(headers) {
-        Credential::None => return Err(AuthError::Missing),
-        Credential::Session(_) => return Err(AuthError::Invalid),
-        Credential::ApiKey(key) => key,
-    };
-    match control.key(digest(key)).await {
-        Lookup::Found(key) if key.cluster == cluster.id => Ok(Principal::ApiKey(key)),
-        Lookup::Found(_) => Err(AuthError::Mismatch),
-        Lookup::Absent => Err(AuthError::UnknownKey),
-        Lookup::Unavailable => Err(AuthError::Unverifiable),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Credential, credential, digest};
-    use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
-
-    #[test]
-    fn authorization_headers() {
-        let cases: &[(&[u8], Credential<'_>)] = &[
-            (b"Bearer qk_live_x", Credential::ApiKey("qk_live_x")),
-            (b"bearer qk_live_x", Credential::ApiKey("qk_live_x")),
-            (b"BEARER  qk_live_x ", Credential::ApiKey("qk_live_x")),
-            (b"qk_live_x", Credential::ApiKey("qk_live_x")),
-            (b"Bearer qk_", Credential::ApiKey("qk_")),
-            (b"Bearer QK_live_x", Credential::Session("QK_live_x")),
-            (b"Basic cWs6eA==", Credential::Session("Basic cWs6eA==")),
-            (b"Bearerqk_live_x", Credential::Session("Bearerqk_live_x")),
-            (b"Bearer", Credential::Session("Bearer")),
-            (b"Bearer ", Credential::None),
-            (b"", Credential::None),
-            (b"Bearer qk_\xff", Credential::None),
-        ];
-        for (header, want) in cases {
-            let mut headers = HeaderMap::new();
-            headers.insert(AUTHORIZATION, HeaderValue::from_bytes(header).unwrap());
-            assert_eq!(credential(&headers), *want, "{}", String::from_utf8_lossy(header));
+impl Identity {
+    /// Who is asking on a host that names `cluster`.
+    pub async fn authenticate(&self, headers: &HeaderMap, cluster: &Cluster) -> Result<Principal, AuthError> {
+        match credential(headers, &self.cookies) {
+            Credential::None => Err(AuthError::Missing),
+            Credential::ApiKey(key) => {
+                let key = self.key(key).await?;
+                if key.cluster == cluster.id { Ok(Principal::ApiKey(key)) } else { Err(AuthError::Mismatch) }
+            }
+            Credential::Session(token) => {
+                let session = self.session(token).await?;
+                if session.cluster.is_some_and(|claimed| claimed != cluster.id) {
+                    return Err(AuthError::OtherCluster);
+                }
+                self.person(&session, cluster.id).await.map(Principal::Person)
+            }
         }
-        assert_eq!(credential(&HeaderMap::new()), Credential::None);
-        let mut twice = HeaderMap::new();
-        for key in ["qk_a", "qk_b"] {
-            twice.append(AUTHORIZATION, HeaderValue::from_static(key));
-        }
-        assert_eq!(credential(&twice), Credential::Session(""));
     }
 
-    #[test]
-    fn the_digest_is_of_the_whole_key() {
-        // The contract's fixture (§18).
-        let key = format!("qk_dev_{}", "dev".repeat(13));
-        assert_eq!(
-            hex::encode(digest(&key)),
-            "a492a78dbb0a44288f1ff363823b58f4e6fad1367018104e07f7dc118eee781b"
-        );
+    /// Who is asking, where a header names the cluster to act on. The kind of the credential is judged
+    /// before the name is looked up, so that nobody else finds out what exists.
+    pub async fn authenticate_acting(
+        &self,
+        headers: &HeaderMap,
+        reference: &str,
+    ) -> Result<(Arc<Cluster>, Principal), AuthError> {
+        let token = match credential(headers, &self.cookies) {
+            Credential::None => return Err(AuthError::Missing),
+            Credential::ApiKey(key) => {
+                // An unknown key hears that it is unknown, as everywhere.
+                self.key(key).await?;
+                return Err(AuthError::NotRetargeted);
+            }
+            Credential::Session(token) => token,
+        };
+        let session = self.session(token).await?;
+        let cluster = match self.referenced(reference).await {
+            Lookup::Found(cluster) => cluster,
+            Lookup::Absent => {
+                self.is_there(&session).await?;
+                return Err(AuthError::CannotAct);
+            }
+            Lookup::Unavailable => return Err(AuthError::CannotAct),
+        };
+        if session.cluster.is_some_and(|claimed| claimed != cluster.id) {
+            return Err(AuthError::CannotAct);
+        }
+        match self.person(&session, cluster.id).await {
+            Ok(person) => Ok((cluster, Principal::Person(person))),
+            Err(AuthError::NoRole) => Err(AuthError::CannotAct),
+            Err(other) => Err(other),
+        }
+    }
+
+    /// Who is asking on a host that several clusters share and where no header names one: a key means its
+    /// own cluster, a session the one it claims.
+    pub async fn authenticate_shared(
+        &self,
+        headers: &HeaderMap,
+    ) -> Result<(Arc<Cluster>, Principal), AuthError> {
+        match credential(headers, &self.cookies) {
+            Credential::None => Err(AuthError::Missing),
+            Credential::ApiKey(key) => {
+                let key = self.key(key).await?;
+                match self.control.cluster_by_id(key.cluster).await {
+                    Lookup::Found(cluster) => Ok((cluster, Principal::ApiKey(key))),
+                    Lookup::Absent => Err(AuthError::UnknownKey),
+                    Lookup::Unavailable => Err(AuthError::Unverifiable),
+                }
+            }
+            Credential::Session(token) => {
+                let session = self.session(token).await?;
+                let Some(claimed) = session.cluster else {
+                    self.is_there(&session).await?;
+                    return Err(AuthError::NoneNamed);
+                };
+                match self.control.cluster_by_id(claimed).await {
+                    Lookup::Found(cluster) => {
+                        let person = self.person(&session, cluster.id).await?;
+                        Ok((cluster, Principal::Person(person)))
+                    }
+                    Lookup::Absent => Err(AuthError::NoRole),
+                    Lookup::Unavailable => Err(AuthError::Unverifiable),
+                }
+            }
+        }
+    }
+
+    /// Whether the credential is a live one at all, on a host that names no cluster.
+    pub async fn is_live(&self, headers: &HeaderMap) -> Result<(), AuthError> {
+        match credential(headers, &self.cookies) {
+            Credential::None => Err(AuthError::Missing),
+            Credential::ApiKey(key) => self.key(key).await.map(|_| ()),
+            Credential::Session(token) => {
+                let session = self.session(token).await?;
+                self.is_there(&session).await
+            }
+        }
+    }
+
+    async fn key(&self, key: &str) -> Result<Arc<crate::domain::cluster::ApiKey>, AuthError> {
+        match self.control.key(digest(key)).await {
+            Lookup::Found(key) => Ok(key),
+            Lookup::Absent => Err(AuthError::UnknownKey),
+            Lookup::Unavailable => Err(AuthError::Unverifiable),
+        }
+    }
+
+    /// A token that is ours, in force and not revoked.
+    pub async fn session(&self, token: &str) -> Result<Session, AuthError> {
+        let keys = self.sessions.as_ref().ok_or(AuthError::Invalid)?;
+        let session = keys.verify(token).map_err(|reason| {
+            tracing::debug!(?reason, "a token is refused");
+            AuthError::Invalid
+        })?;
+        // A strict proxy that does not hear of revocations believes no older answer.
+        let fresh = self.strict && !self.control.is_listening();
+        match self.control.deny_list().look_up(&session.jti, fresh).await {
+            Revocation::Revoked => Err(AuthError::Invalid),
+            Revocation::Unknown if self.strict => Err(AuthError::Unverifiable),
+            Revocation::NotRevoked | Revocation::Unknown => Ok(session),
+        }
+    }
+
+    /// What the session's user is on a cluster: an operator, or what `cluster_roles` says now.
+    async fn person(&self, session: &Session, cluster: ClusterId) -> Result<Person, AuthError> {
+        if self.operators && self.is_operator(session).await {
+            return Ok(Person {
+                user: session.user,
+                role: crate::domain::scopes::Role::Admin,
+                operator: true,
+            });
+        }
+        match self.control.grant(session.user, cluster).await {
+            Lookup::Found(grant) => Ok(Person { user: session.user, role: grant.role, operator: false }),
+            Lookup::Absent => {
+                self.is_there(session).await?;
+                Err(AuthError::NoRole)
+            }
+            Lookup::Unavailable => Err(AuthError::Unverifiable),
+        }
+    }
+
+    /// Any doubt is no.
+    async fn is_operator(&self, session: &Session) -> bool {
+        matches!(self.control.user(session.user).await, Lookup::Found(user) if user.is_operator)
+    }
+
+    async fn is_there(&self, session: &Session) -> Result<(), AuthError> {
+        match self.control.user(session.user).await {
+            Lookup::Absent => Err(AuthError::UserGone),
+            Lookup::Found(_) | Lookup::Unavailable => Ok(()),
+        }
+    }
+
+    /// A cluster by its UUID, else by its slug.
+    async fn referenced(&self, reference: &str) -> Lookup<Cluster> {
+        let reference = reference.trim();
+        if let Ok(id) = Uuid::parse_str(reference) {
+            return self.control.cluster_by_id(ClusterId(id)).await;
+        }
+        match Slug::parse(reference) {
+            Some(slug) => self.control.cluster(slug).await,
+            None => Lookup::Absent,
+        }
     }
 }

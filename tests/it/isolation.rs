@@ -38,7 +38,6 @@ async fn two_tenants_share_names_and_nothing_else() {
             format!("Connection: x-queen-tenant\r\nx-queen-tenant: {foreign}\r\n"),
             "Connection: close, x-queen-tenant, authorization\r\n".to_owned(),
             format!("Cookie: queen_session={}; x-queen-tenant={foreign}\r\n", other.key),
-            format!("x-queen-act-cluster: {}\r\n", other.slug),
             format!("X-Forwarded-Host: {}\r\nForwarded: host={}\r\n", other.host(), other.host()),
         ];
         for forgery in &forgeries {
@@ -49,6 +48,12 @@ async fn two_tenants_share_names_and_nothing_else() {
             let headers = format!("Host: {}\r\nAuthorization: Bearer {}\r\n", own.host(), other.key);
             let answer = world.ask(&line, &headers, "").await;
             assert_eq!((answer.status, answer.code().as_str()), (403, "forbidden"), "{line}");
+        }
+        // A key is never pointed at another cluster, not even at its own by that way.
+        for target in [&other.slug, &own.slug, "nobody", &other.cluster.to_string()] {
+            let acting = format!("{}x-queen-act-cluster: {target}\r\n", own.headers());
+            let answer = world.ask(&format!("GET {PATH}"), &acting, "").await;
+            assert_eq!((answer.status, answer.code().as_str()), (403, "forbidden"), "{target}");
         }
         // Deleting one's own leaves the other's.
         let deleted = world.ask(&format!("DELETE {PATH}"), &own.headers(), "").await;
@@ -85,7 +90,7 @@ async fn what_reaches_the_cell_is_the_proxys_own() {
     let hostile = "\
         Cookie: queen_session=abc\r\nCookie: other=1\r\n\
         x-queen-tenant: 11111111-1111-1111-1111-111111111111\r\nX_QUEEN_TENANT: evil\r\n\
-        x-queen-act-cluster: globex\r\nx-queen-request-id: forged\r\nx-queen-whatever: 1\r\n\
+        x-queen-request-id: forged\r\nx-queen-whatever: 1\r\n\
         Forwarded: for=1.2.3.4\r\nX-Forwarded-For: 1.2.3.4\r\nX_Forwarded_For: 1.2.3.4\r\n\
         X-Forwarded-Proto: https\r\nX-Forwarded-Host: evil\r\nX-Forwarded-Prefix: /x\r\n\
         X-Real-IP: 1.2.3.4\r\n\

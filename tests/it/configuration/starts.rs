@@ -57,7 +57,7 @@ fn a_tenancy_header_that_nobody_guards_is_refused() {
 
 #[test]
 fn a_setting_that_would_make_the_proxy_less_safe_when_ignored_stops_the_start() {
-    for name in ["QUEEN_PROXY_SHARED_HOSTS", "QUEEN_PROXY_TLS_CERT", "QUEEN_PROXY_TLS_KEY"] {
+    for name in ["QUEEN_PROXY_TLS_CERT", "QUEEN_PROXY_TLS_KEY"] {
         for command in ["check", "serve", "migrate"] {
             let (code, log) = PROXY.run(&[command], &[(name, "x")]);
             assert_eq!(code, 1, "{log}");

@@ -9,7 +9,7 @@ mod world;
 pub use process::{Process, free_port};
 pub use raw::{Answer, Socket};
 pub use recorder::{Recorder, Reply};
-pub use world::{Tenant, World};
+pub use world::{Tenant, World, WorldBuilder};
 
 use std::time::{Duration, Instant};
 

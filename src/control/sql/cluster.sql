@@ -1,4 +1,5 @@
 SELECT c.id,
+       c.slug,
        c.tenant_id,
        c.status               AS cluster_status,
        t.status               AS tenant_status,
@@ -24,3 +25,4 @@ SELECT c.id,
   JOIN queen_proxy.plans    p    ON p.id = c.plan_id
   JOIN queen_proxy.cells    cell ON cell.id = c.cell_id
  WHERE c.slug = $1
+    OR c.id = $2

@@ -1,0 +1,3 @@
+SELECT is_operator
+  FROM queen_proxy.users
+ WHERE id = $1
