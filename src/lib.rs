@@ -5,6 +5,7 @@
 //! [`control`], [`policy`], [`domain`]. [`cell`] is the other program and shares only
 //! [`telemetry`] and [`domain::secret`] with the proxy. See `ARCHITECTURE.md`.
 
+pub mod admin;
 pub mod cell;
 pub mod config;
 pub mod control;

@@ -22,12 +22,16 @@ pub fn exit(program: &str, outcome: Result<(), String>) -> ExitCode {
     }
 }
 
-/// Completes at SIGTERM or SIGINT; fails at once where signals cannot be watched.
+/// Completes at SIGTERM, SIGINT or SIGHUP (a terminal that closes); fails at once where signals cannot be
+/// watched.
 pub async fn stop_signal() -> std::io::Result<()> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+        _ = hangup.recv() => {}
     }
     Ok(())
 }

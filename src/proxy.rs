@@ -22,8 +22,13 @@ use tokio::runtime::{Builder, Runtime};
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
     /// The control plane's schema is not there and could not be made.
-    #[error("control plane: {0}")]
-    Migrate(#[from] MigrateError),
+    #[error("control plane at {place}: {error}")]
+    Migrate {
+        /// Server, database and role.
+        place: String,
+        /// What went wrong there.
+        error: MigrateError,
+    },
     /// The one cell of a proxy without a control plane is not usable.
     #[error("QUEEN_PROXY_DEV_CELL_URL: {0}")]
     DevCell(#[from] StoreError),
@@ -62,7 +67,9 @@ fn directory(config: &ProxyConfig, runtime: &Runtime) -> Result<Directory, Proxy
         // The configuration refuses this before.
         return Err(StoreError::Malformed("no control plane is configured").into());
     };
-    let applied = runtime.block_on(migrate(pxdb))?;
+    let applied = runtime
+        .block_on(migrate(pxdb))
+        .map_err(|error| ProxyError::Migrate { place: pxdb.place(), error })?;
     if !applied.is_empty() {
         tracing::info!(?applied, "control-plane schema brought up to date");
     }

@@ -2,6 +2,7 @@
 
 use clap::{Args, Parser, Subcommand};
 use queen_proxy::{
+    admin::{self, AdminArgs},
     config::{ConfigError, proxy::ProxyConfig, reserved, source},
     control::migrate::migrate,
     dev::{self, DevOptions},
@@ -29,6 +30,8 @@ enum Command {
     Migrate(ConfigFile),
     /// Print the effective configuration, secrets masked; fails when something is wrong
     Check(ConfigFile),
+    /// Change the control plane: tenants, clusters, keys, people, cells
+    Admin(AdminArgs),
 }
 
 #[derive(Args)]
@@ -39,14 +42,15 @@ struct DevArgs {
     /// Throw the data away at the end
     #[arg(long)]
     ephemeral: bool,
-    /// Use this server (postgres://user:password@host:port) in place of a private one
-    #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
+    /// Use this server (postgres://user:password@host:port) in place of a private one; its
+    /// databases `queen_proxy` and `queen_cell` stay there
+    #[arg(long, conflicts_with = "ephemeral")]
     database_url: Option<String>,
     /// The proxy's port
-    #[arg(long, default_value_t = 6711)]
+    #[arg(long, default_value_t = 6711, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
     /// The cell's port
-    #[arg(long, default_value_t = 6632)]
+    #[arg(long, default_value_t = 6632, value_parser = clap::value_parser!(u16).range(1..))]
     cell_port: u16,
 }
 
@@ -56,6 +60,8 @@ fn main() -> ExitCode {
         Command::Dev(args) => run_dev(args),
         Command::Migrate(file) => run_migrate(&file),
         Command::Check(file) => check(&file),
+        // Scripts tell its failures apart by exit codes of its own.
+        Command::Admin(args) => return admin::run(args),
     };
     process::exit("queen-proxy", outcome)
 }
@@ -69,6 +75,9 @@ fn serve(file: &ConfigFile) -> Result<(), String> {
     telemetry::log::start(config.log);
     for name in reserved::set_in_vain(&shown) {
         tracing::warn!(name, "this setting has no effect in this version");
+    }
+    for name in &config.unknown_variables {
+        tracing::warn!(name, "there is no such setting");
     }
     proxy::serve(&config).map_err(|error| describe(&error))
 }
@@ -90,7 +99,9 @@ fn run_migrate(file: &ConfigFile) -> Result<(), String> {
     telemetry::log::start(config.log);
     let pxdb = config.pxdb.ok_or("PXDB_HOST: needed to migrate")?;
     let runtime = tokio::runtime::Runtime::new().map_err(|error| error.to_string())?;
-    let applied = runtime.block_on(migrate(&pxdb)).map_err(|error| describe(&error))?;
+    let applied = runtime
+        .block_on(migrate(&pxdb))
+        .map_err(|error| format!("control plane at {}: {}", pxdb.place(), describe(&error)))?;
     match applied.as_slice() {
         [] => println!("the schema is up to date"),
         names => println!("applied: {}", names.join(", ")),
@@ -99,10 +110,14 @@ fn run_migrate(file: &ConfigFile) -> Result<(), String> {
 }
 
 fn check(file: &ConfigFile) -> Result<(), String> {
-    let (_, shown) = load(file).map_err(|error| error.to_string())?;
+    let (config, shown) = load(file).map_err(|error| error.to_string())?;
     print!("{}", source::print(&shown));
     for name in reserved::set_in_vain(&shown) {
         println!("# {name} has no effect in this version");
     }
+    for name in &config.unknown_variables {
+        println!("# {name}: there is no such setting");
+    }
+    println!("# ok: nothing is wrong with it; no connection was tried");
     Ok(())
 }

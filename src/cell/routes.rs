@@ -30,6 +30,7 @@ pub(super) struct Cell {
     secret: Option<Secret>,
     max_body_bytes: usize,
     log_gate: LogGate,
+    tenancy_gate: LogGate,
 }
 
 impl Cell {
@@ -41,6 +42,7 @@ impl Cell {
             secret: config.cell_secret.clone(),
             max_body_bytes: config.max_body_bytes,
             log_gate: LogGate::default(),
+            tenancy_gate: LogGate::default(),
         }
     }
 }
@@ -95,6 +97,15 @@ async fn handle(state: &Cell, parts: &Parts, body: axum::body::Body) -> Result<R
     }
     // A stranger does not even learn which routes exist.
     access::check(&parts.headers, state.secret.as_ref())?;
+    if !state.tenancy_header
+        && parts.headers.contains_key("x-queen-tenant")
+        && let Some(hidden) = state.tenancy_gate.pass()
+    {
+        tracing::warn!(
+            hidden,
+            "ALL TENANTS SHARE ONE STORE: requests name a tenant, but QUEEN_TENANCY_HEADER is off"
+        );
+    }
     let tenant = tenant::of(&parts.headers, state.tenancy_header)?;
     match route {
         Some(Route::Batch) => {

@@ -34,6 +34,9 @@ impl BoundCell {
     /// Checks the settings and the server, applies the schema and opens the listening socket.
     pub async fn open(config: CellConfig) -> Result<Self, CellError> {
         config.check()?;
+        if !config.tenancy_header && config.cell_secret.is_none() {
+            tracing::warn!("QUEEN_CELL_SECRET is not set: everybody who reaches the port may read and write");
+        }
         if config.tenancy_header && config.cell_secret.is_none() {
             tracing::warn!(
                 "ANYONE WHO REACHES THIS CELL CAN ACT AS ANY TENANT: \

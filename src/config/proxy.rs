@@ -47,6 +47,8 @@ pub struct ProxyConfig {
     pub sessions: SessionConfig,
     /// The log.
     pub log: LogSettings,
+    /// Variables that look like settings of ours and are none.
+    pub unknown_variables: Vec<String>,
 }
 
 /// Sessions of people.
@@ -87,6 +89,13 @@ pub struct PxdbConfig {
     pub pool_size: u32,
     /// Longest wait for a connection and for an answer.
     pub timeout: Duration,
+}
+
+impl PxdbConfig {
+    /// Server, database and role, for messages.
+    pub fn place(&self) -> String {
+        format!("{}:{}, database {}, role {}", self.host, self.port, self.database, self.user)
+    }
 }
 
 /// The one cell of a proxy without a control plane.
@@ -149,7 +158,7 @@ impl ProxyConfig {
         file: Option<&Path>,
     ) -> Result<(Self, Vec<Shown>), ConfigError> {
         let mut s = Source::new(PREFIX, environment, file);
-        let config = Self {
+        let mut config = Self {
             bind: bind(&mut s),
             worker_threads: s.number("QUEEN_PROXY_WORKER_THREADS", cores(), 1..=1024),
             pxdb: pxdb(&mut s),
@@ -190,6 +199,7 @@ impl ProxyConfig {
                 .unwrap_or_default(),
             sessions: sessions(&mut s),
             log: super::logging(&mut s),
+            unknown_variables: Vec::new(),
         };
         if config.pxdb.is_none() && !config.shared_hosts.is_empty() {
             s.refuse("QUEEN_PROXY_SHARED_HOSTS: needs a control plane (PXDB_HOST)");
@@ -197,10 +207,11 @@ impl ProxyConfig {
         if let Err(error) = SessionKeys::new(&config.sessions.keys) {
             s.refuse(error.to_string());
         }
+        super::reserved::read(&mut s);
+        config.unknown_variables = s.unknown_variables();
         if config.pxdb.is_none() && config.dev_cell.is_none() {
             s.refuse("PXDB_HOST: needed, unless QUEEN_PROXY_DEV_CELL_URL names the one cell to serve");
         }
-        super::reserved::read(&mut s);
         Ok((config, s.finish()?))
     }
 }

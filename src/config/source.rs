@@ -218,7 +218,7 @@ impl Source {
                     if secret.is_empty() {
                         self.errors.push(format!("{file_name}: {path} is empty"));
                     }
-                    (Some(secret.to_owned()), path_origin)
+                    (Some(secret.to_owned()).filter(|secret| !secret.is_empty()), path_origin)
                 }
                 Err(error) => {
                     self.errors.push(format!("{file_name}: cannot read {path}: {error}"));
@@ -234,6 +234,14 @@ impl Source {
     /// Reports a mistake that concerns several settings.
     pub fn refuse(&mut self, message: impl Into<String>) {
         self.errors.push(message.into());
+    }
+
+    /// Variables with this program's prefix that are no setting: probably misspelt. They are not refused,
+    /// because whoever runs containers gets some from the platform (`QUEEN_PROXY_SERVICE_HOST`).
+    pub fn unknown_variables(&self) -> Vec<String> {
+        let is_ours =
+            |name: &&String| name.starts_with(self.prefix) && !self.known.contains(&self.key_of(name));
+        self.environment.keys().filter(is_ours).cloned().collect()
     }
 
     /// Every setting read, or every mistake made.

@@ -17,7 +17,8 @@ use uuid::Uuid;
 const CHANGED: &str = "queen_proxy_inval";
 const REVOKED: &str = "queen_proxy_revoked";
 const BACKOFF: Duration = Duration::from_millis(250);
-const BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// Short, because until it listens again this proxy finds changes only as entries expire.
+const BACKOFF_MAX: Duration = Duration::from_secs(2);
 /// A session this long was healthy, so the next loss starts again with a short wait.
 const HEALTHY: Duration = Duration::from_secs(10);
 /// Silence after which the server is asked whether it is still there: a connection cut without a

@@ -64,7 +64,14 @@ impl From<sqlx::Error> for StoreError {
                 let state = database.code().unwrap_or_default();
                 // Connections, resources, intervention (also a cancelled statement), system.
                 let silence = ["08", "53", "57", "58"].iter().any(|class| state.starts_with(class));
-                (format!("SQLSTATE {state}"), silence)
+                let words = match &*state {
+                    "3D000" => " (there is no such database)",
+                    "28000" | "28P01" => " (the role or its password is not accepted)",
+                    "42501" => " (the role lacks a right)",
+                    "42P01" | "3F000" => " (the schema is not there)",
+                    _ => "",
+                };
+                (format!("SQLSTATE {state}{words}"), silence)
             }
             sqlx::Error::ColumnDecode { index, .. } => (format!("column {index} does not decode"), false),
             sqlx::Error::ColumnNotFound(name) => (format!("column {name} is missing"), false),

@@ -9,9 +9,12 @@ use crate::{
     domain::secret::Secret,
     telemetry::{self, log::LogSettings},
 };
+use nix::fcntl::{Flock, FlockArg};
 use postgres::{Postgres, PostgresError, Settings};
 use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
 use std::{
+    fs::File,
+    io::Write,
     net::TcpListener,
     path::{Path, PathBuf},
     sync::mpsc,
@@ -48,6 +51,15 @@ pub enum DevError {
         what: &'static str,
         /// How to choose another.
         flag: &'static str,
+    },
+    /// Both ports are the same.
+    #[error("--port and --cell-port are the same")]
+    SamePort,
+    /// Somebody else runs on the folder.
+    #[error("another dev uses {path}; stop it, or choose another folder with --data")]
+    FolderInUse {
+        /// The folder.
+        path: PathBuf,
     },
     /// The private server.
     #[error(transparent)]
@@ -92,18 +104,28 @@ pub(crate) struct Server {
     password: Option<Secret>,
 }
 
+/// A line on standard output. Whoever closed it need not hear us, and must not stop us either.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
 const CONTROL_DB: &str = "queen_proxy";
 const CELL_DB: &str = "queen_cell";
 
 /// Runs everything until Ctrl-C. Blocks.
 pub fn run(options: &DevOptions) -> Result<(), DevError> {
-    println!("queen-proxy dev: starting");
+    say("queen-proxy dev: starting");
+    if options.port == options.cell_port {
+        return Err(DevError::SamePort);
+    }
     for (port, what, flag) in
         [(options.port, "the proxy", "--port"), (options.cell_port, "the cell", "--cell-port")]
     {
         TcpListener::bind(("127.0.0.1", port)).map_err(|_| DevError::PortInUse { port, what, flag })?;
     }
     let folder = data_folder(options)?;
+    // Held to the end: two of us on one folder would stop each other's server.
+    let _lock = lock(&folder)?;
     // Held to the end: dropping it stops the server.
     let (_postgres, server) = database(options, &folder)?;
     let runtime = Runtime::new().map_err(|reason| DevError::File { path: "threads".into(), reason })?;
@@ -120,7 +142,7 @@ pub fn run(options: &DevOptions) -> Result<(), DevError> {
     let port = options.port;
     thread::spawn(move || announce(port, &demo));
     let served = crate::proxy::serve(&config).map_err(|error| DevError::Proxy(telemetry::describe(&error)));
-    println!("queen-proxy dev: stopping");
+    say("queen-proxy dev: stopping");
     let _ = stop_cell.send(());
     let _ = cell.recv_timeout(Duration::from_secs(10));
     served
@@ -139,16 +161,29 @@ fn data_folder(options: &DevOptions) -> Result<PathBuf, DevError> {
     // Root's private folders are closed to the user PostgreSQL runs as.
     let name = folder.to_string_lossy().replace(|c: char| !c.is_ascii_alphanumeric(), "-");
     let elsewhere = Path::new("/var/tmp").join(format!("queen-dev{name}"));
-    println!("  {} is closed to PostgreSQL's user; the data is in {}", folder.display(), elsewhere.display());
+    say(&format!(
+        "  {} is closed to PostgreSQL's user; the data is in {}",
+        folder.display(),
+        elsewhere.display()
+    ));
     Ok(elsewhere)
+}
+
+fn lock(folder: &Path) -> Result<Flock<File>, DevError> {
+    let path = folder.join("lock");
+    let file = |reason| DevError::File { path: path.clone(), reason };
+    std::fs::create_dir_all(folder).map_err(file)?;
+    let open = File::create(&path).map_err(file)?;
+    Flock::lock(open, FlockArg::LockExclusiveNonblock)
+        .map_err(|_| DevError::FolderInUse { path: folder.to_owned() })
 }
 
 fn database(options: &DevOptions, folder: &Path) -> Result<(Option<Postgres>, Server), DevError> {
     if let Some(url) = &options.database_url {
-        println!("  using the PostgreSQL server of --database-url");
+        say("  using the PostgreSQL server of --database-url");
         return Ok((None, parse_url(url.expose())?));
     }
-    println!("  PostgreSQL: private server in {}", folder.display());
+    say(&format!("  PostgreSQL: private server in {}", folder.display()));
     let postgres =
         Postgres::start(Settings { folder: folder.to_owned(), port: 0, throw_away: options.ephemeral })?;
     let server = Server {
@@ -243,7 +278,7 @@ fn start_cell(
     };
     let (stop, stopped) = oneshot::channel();
     let (end, ended) = mpsc::channel();
-    println!("  cell: 127.0.0.1:{}", options.cell_port);
+    say(&format!("  cell: 127.0.0.1:{}", options.cell_port));
     runtime.spawn(async move {
         let outcome = cell::serve(config, async move { drop(stopped.await) }).await;
         let _ = end
@@ -285,8 +320,8 @@ fn proxy_config(options: &DevOptions, server: &Server) -> Result<ProxyConfig, De
 /// Waits until a tenant's call goes all the way, then says how to make one.
 fn announce(port: u16, demo: &Demo) {
     if demo.wait_until_served(port) {
-        println!("{}", demo.instructions(port));
+        say(&demo.instructions(port));
     } else {
-        println!("queen-proxy dev: the proxy does not answer; see the lines above");
+        say("queen-proxy dev: the proxy does not answer; see the lines above");
     }
 }

@@ -188,6 +188,10 @@ impl ProxyHttp for Gateway {
             // Nobody asked for another protocol: upgrades do not get this far.
             return Err(refused(ctx, Refusal::CellGarbled));
         }
+        if head.status == StatusCode::UNAUTHORIZED {
+            // The client's credential never got there: it is ours that the cell does not take.
+            return Err(refused(ctx, Refusal::CellRefusesUs));
+        }
         for name in FROM_CELL_TO_NOBODY {
             head.remove_header(name);
         }
@@ -238,7 +242,7 @@ impl ProxyHttp for Gateway {
         if wire.status >= 500 {
             let cluster = ctx.forward.as_ref().map(|forward| forward.cluster.slug.to_string());
             let principal = ctx.forward.as_ref().map(|forward| forward.principal.to_string());
-            let cause = e.etype().as_str();
+            let cause = if ctx.refusal.is_some() { wire.text } else { e.etype().as_str() };
             tracing::warn!(request = %ctx.id, cluster, principal, code = wire.code, cause, "request failed");
         }
         // Pingora ends the client's connection after a failure here, whatever we answer: say so.

@@ -36,6 +36,8 @@ pub enum Refusal {
     ClientStalled,
     /// The cell cannot be reached, or broke off.
     CellUnreachable,
+    /// The cell does not accept the secret we present.
+    CellRefusesUs,
     /// The cell's answer is not HTTP we understand.
     CellGarbled,
     /// The cell is late.
@@ -90,6 +92,7 @@ impl Refusal {
             Self::UnreadableBody => (400, "invalid_request", "the batch cannot be read"),
             Self::ClientStalled => (408, "request_incomplete", "the request body did not arrive in time"),
             Self::CellUnreachable => (502, "bad_gateway", "the cell cannot be reached"),
+            Self::CellRefusesUs => (502, "bad_gateway", "the cell does not accept this proxy"),
             Self::CellGarbled => (502, "bad_gateway", "the cell's answer cannot be read"),
             Self::CellLate => (504, "upstream_timeout", "the cell did not answer in time"),
             Self::Internal => (500, "internal", "internal error"),
@@ -144,6 +147,7 @@ mod tests {
             Refusal::UnreadableBody,
             Refusal::ClientStalled,
             Refusal::CellUnreachable,
+            Refusal::CellRefusesUs,
             Refusal::CellGarbled,
             Refusal::CellLate,
             Refusal::Internal,

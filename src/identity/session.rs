@@ -257,7 +257,7 @@ impl SessionKeys {
         let mut failure = TokenError::Signature;
         for key in &self.verifiers {
             match decode::<Claims>(token, key, &validation) {
-                Ok(token) => return self.session(token.claims),
+                Ok(token) => return self.session(&token.claims),
                 Err(error) => match error.kind() {
                     ErrorKind::InvalidSignature => {}
                     ErrorKind::InvalidAlgorithm => return Err(TokenError::Signature),
@@ -269,7 +269,7 @@ impl SessionKeys {
         Err(failure)
     }
 
-    fn session(&self, claims: Claims) -> Result<Session, TokenError> {
+    fn session(&self, claims: &Claims) -> Result<Session, TokenError> {
         let jti = claims.jti.trim();
         if jti.is_empty() || jti.len() > MAX_JTI || Role::parse(&claims.role).is_none() {
             return Err(TokenError::Claims);

@@ -15,6 +15,7 @@ async fn each_failure_of_a_cell_has_its_answer() {
         (Reply::Close, 502, "bad_gateway"),
         (Reply::Garbage, 502, "bad_gateway"),
         (Reply::Switch, 502, "bad_gateway"),
+        (Reply::Unauthorized, 502, "bad_gateway"),
     ] {
         world.recorder().reply(reply.clone());
         for line in [GET, "DELETE /api/v1/kv/ns/k", "PUT /api/v1/kv/ns/k", "POST /api/v1/kv"] {

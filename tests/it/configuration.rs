@@ -202,6 +202,15 @@ fn other_values_are_checked_too() {
 }
 
 #[test]
+fn a_misspelt_variable_is_pointed_out() {
+    let set = [("QUEEN_PROXY_PROT", "7"), ("QUEEN_PROXY_PORT", "7")];
+    let (code, log) = PROXY.run(&["check"], &set);
+    assert_eq!(code, 0, "{log}");
+    assert!(log.contains("# QUEEN_PROXY_PROT: there is no such setting"), "{log}");
+    assert_eq!(log.matches("no such setting").count(), 1, "{log}");
+}
+
+#[test]
 fn a_value_that_is_not_text_is_named() {
     use std::os::unix::ffi::OsStrExt;
     for name in ["QUEEN_PROXY_ENFORCE", "PXDB_PASSWORD", "PXDB_USER"] {

@@ -2,9 +2,13 @@
 //! function writes, refuses and announces what it should, and the schema gets there from nothing.
 
 mod bootstrap;
+mod deletion;
 mod migrations;
 mod mutators;
+mod roles;
 mod schema;
+mod sessions;
+mod usage;
 mod values;
 
 use crate::support::World;
@@ -23,6 +27,8 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(20);
 /// The channel on which changes of a cluster are announced.
 const CHANNEL: &str = "queen_proxy_inval";
+/// The channel on which ended sessions are announced.
+const REVOKED: &str = "queen_proxy_revoked";
 
 /// What a proxy of this world knows of the control plane's database.
 fn pxdb(world: &World) -> PxdbConfig {
@@ -127,21 +133,27 @@ impl Plane {
 
     /// Somebody who hears what is announced from now on.
     async fn ear(&self) -> Ear {
+        self.ear_on(CHANNEL).await
+    }
+
+    /// The same on one of the channels.
+    async fn ear_on(&self, channel: &'static str) -> Ear {
         let pool = PgPoolOptions::new()
             .max_connections(1)
             .connect_lazy_with(connect_options(&pxdb(&self.world), "ear"));
         let mut listener = PgListener::connect_with(&pool).await.unwrap();
-        listener.listen(CHANNEL).await.unwrap();
-        Ear(listener)
+        listener.listen(channel).await.unwrap();
+        Ear { listener, channel }
     }
 
     /// What the ear has heard of the commits so far, in order of the text.
     async fn heard(&mut self, ear: &mut Ear) -> Vec<String> {
         // Notifications arrive in the order of the commits: what comes before this one is all there is.
-        self.run(&format!("SELECT pg_notify('{CHANNEL}', 'fence')")).await;
+        self.run(&format!("SELECT pg_notify('{}', 'fence')", ear.channel)).await;
         let mut heard = Vec::new();
         loop {
-            let note = tokio::time::timeout(LIMIT, ear.0.recv()).await.expect("the fence in time").unwrap();
+            let note =
+                tokio::time::timeout(LIMIT, ear.listener.recv()).await.expect("the fence in time").unwrap();
             if note.payload() == "fence" {
                 heard.sort();
                 return heard;
@@ -151,5 +163,8 @@ impl Plane {
     }
 }
 
-/// A listener on the channel of changes.
-struct Ear(PgListener);
+/// A listener on one channel.
+struct Ear {
+    listener: PgListener,
+    channel: &'static str,
+}

@@ -12,6 +12,8 @@ use std::{
 struct Dev {
     process: Process,
     started: Instant,
+    /// Holds the log.
+    _folder: tempfile::TempDir,
 }
 
 impl Dev {
@@ -20,9 +22,10 @@ impl Dev {
         let data = data.to_str().unwrap();
         let mut arguments = vec!["dev", "--data", data, "--port", &port, "--cell-port", &cell_port];
         arguments.extend(extra);
-        let folder = std::env::temp_dir();
-        let process = Process::start("dev", env!("CARGO_BIN_EXE_queen-proxy"), &arguments, &[], &folder);
-        Self { process, started: Instant::now() }
+        let folder = tempfile::TempDir::new().unwrap();
+        let process =
+            Process::start("dev", env!("CARGO_BIN_EXE_queen-proxy"), &arguments, &[], folder.path());
+        Self { process, started: Instant::now(), _folder: folder }
     }
 
     fn wait_for(&mut self, text: &str, limit: Duration) -> String {
@@ -82,6 +85,11 @@ fn the_lines_it_prints_work_and_a_second_run_finds_its_data() {
     assert_eq!(paste(&lines[0])["applied"], true);
     assert_eq!(paste(&lines[1])["value"]["greeting"], "hello");
     assert_eq!(paste(&lines[2])["found"], false);
+    // A second one beside it must not stop the first one's server.
+    let (other, another) = (free_port().to_string(), free_port().to_string());
+    let beside = gives_up(&["--data", data.to_str().unwrap(), "--port", &other, "--cell-port", &another]);
+    assert!(beside.contains("another dev uses"), "{beside}");
+    assert_eq!(paste(&lines[1])["value"]["greeting"], "hello");
     first.stop();
     assert_eq!(processes_of(&data), [""; 0], "nothing is left running");
 
@@ -134,12 +142,15 @@ fn what_is_in_the_way_is_said_in_one_line() {
     let taken = taken.local_addr().unwrap().port().to_string();
     let (free, other) = (free_port().to_string(), free_port().to_string());
     let ports = ["--port", &free, "--cell-port", &other];
+    let folder = tempfile::TempDir::new().unwrap();
+    let data = folder.path().to_str().unwrap();
     let cases: &[(&[&str], &str)] = &[
         (&["--ephemeral", "--port", &taken, "--cell-port", &free], "in use (the proxy)"),
         (&["--ephemeral", "--port", &free, "--cell-port", &taken], "in use (the cell)"),
+        (&["--ephemeral", "--port", &free, "--cell-port", &free], "are the same"),
         (&["--data", "/dev/full/data", ports[0], ports[1], ports[2], ports[3]], "/dev/full/data"),
         (
-            &["--ephemeral", "--database-url", "mysql://x", ports[0], ports[1], ports[2], ports[3]],
+            &["--data", data, "--database-url", "mysql://x", ports[0], ports[1], ports[2], ports[3]],
             "must begin with postgres://",
         ),
     ];

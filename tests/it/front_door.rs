@@ -77,9 +77,9 @@ async fn without_a_control_plane_one_cell_is_served_and_only_to_those_told_to_be
             ("QUEEN_PROXY_DEV_INSECURE", insecure.to_string()),
         ]
         .map(|(name, value)| (name.to_owned(), value));
-        let folder = std::env::temp_dir();
+        let folder = tempfile::TempDir::new().unwrap();
         let binary = env!("CARGO_BIN_EXE_queen-proxy");
-        let _proxy = Process::start("queen-proxy", binary, &["serve"], &environment, &folder);
+        let _proxy = Process::start("queen-proxy", binary, &["serve"], &environment, folder.path());
         eventually("the proxy listens", Duration::from_secs(20), async || {
             tokio::net::TcpStream::connect(("127.0.0.1", port)).await.ok()
         })

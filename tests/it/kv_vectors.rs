@@ -1083,7 +1083,7 @@ async fn two_tenants_with_the_same_names_never_meet() {
             format!("X-Queen-Tenant: {foreign}\r\nx-queen-tenant: {}\r\n", other.tenant),
             format!("x_queen_tenant: {foreign}\r\n"),
             format!("Connection: x-queen-tenant, authorization\r\nx-queen-tenant: {foreign}\r\n"),
-            format!("x-queen-act-cluster: {}\r\nx-queen-cluster: {}\r\n", other.cluster, other.slug),
+            format!("x-queen-cluster: {}\r\n", other.slug),
             format!("X-Forwarded-Host: {0}\r\nForwarded: host={0}\r\n", other.host()),
         ] {
             let headers = format!("{}{forged}", own.headers());

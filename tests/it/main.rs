@@ -5,6 +5,7 @@
 
 mod support;
 
+mod admin_commands;
 mod cells;
 mod changes;
 mod configuration;
@@ -16,3 +17,4 @@ mod isolation;
 mod kv_vectors;
 mod outages;
 mod published_clients;
+mod sessions;

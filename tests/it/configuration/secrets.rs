@@ -10,7 +10,6 @@ const SECRETS: &[(&Program, &str)] = &[
     (&PROXY, "PXDB_PASSWORD"),
     (&PROXY, "QUEEN_PROXY_DEV_CELL_TOKEN"),
     (&PROXY, "QUEEN_PROXY_JWT_SECRET"),
-    (&PROXY, "QUEEN_PROXY_JWT_ED25519_PEM"),
     (&PROXY, "QUEEN_PROXY_OAUTH_STATE_SECRET"),
     (&PROXY, "GOOGLE_CLIENT_SECRET"),
     (&PROXY, "GITHUB_CLIENT_SECRET"),
@@ -212,4 +211,22 @@ async fn no_password_is_in_the_log_of_a_start_however_detailed() {
             assert_eq!(log.lines().filter(|line| line.starts_with("queen-proxy: ")).count(), 1, "{log}");
         }
     }
+}
+
+/// A private key is checked as one, so a text that is none is refused; neither is ever shown.
+#[test]
+fn a_private_key_is_masked_and_checked() {
+    use ed25519_dalek::{SigningKey, pkcs8::EncodePrivateKey, pkcs8::spki::der::pem::LineEnding};
+    let folder = Folder::new();
+    let pem = SigningKey::from_bytes(&[7; 32]).to_pkcs8_pem(LineEnding::LF).unwrap().to_string();
+    let body = pem.lines().nth(1).unwrap();
+    let file = folder.write("key.pem", &pem);
+    for set in [("QUEEN_PROXY_JWT_ED25519_PEM", &pem), ("QUEEN_PROXY_JWT_ED25519_PEM_FILE", &file)] {
+        let (code, log) = PROXY.run(&["check"], &[(set.0, set.1)]);
+        assert!(code == 0 && log.contains("QUEEN_PROXY_JWT_ED25519_PEM") && log.contains("= ***"), "{log}");
+        assert!(!log.contains(body), "{log}");
+    }
+    let (code, log) = PROXY.run(&["check"], &[("QUEEN_PROXY_JWT_ED25519_PEM", TEXT)]);
+    assert!(code == 1 && log.contains("QUEEN_PROXY_JWT_ED25519_PEM: not an Ed25519 private key"), "{log}");
+    assert!(!log.contains(TEXT), "{log}");
 }

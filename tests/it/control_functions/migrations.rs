@@ -6,7 +6,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 const LIMIT: Duration = Duration::from_secs(60);
-const FILES: [&str; 3] = ["001_init", "002_functions", "003_bootstrap"];
+const FILES: [&str; 6] =
+    ["001_init", "002_functions", "003_bootstrap", "004_sessions", "005_usage", "006_delete_tenant"];
 const UP_TO_DATE: &str = "the schema is up to date";
 
 /// A world whose control-plane database is empty.
@@ -118,7 +119,8 @@ async fn a_role_that_may_only_read_can_migrate_what_is_up_to_date_and_nothing_el
     let nobody = role(&world, "").await;
     let (code, log) = migrate(&environment_of(&world, &nobody));
     assert_eq!(code, 1, "{log}");
-    assert!(log.starts_with("queen-proxy: migration 001_init failed: permission denied"), "{log}");
+    assert!(log.starts_with("queen-proxy: control plane at 127.0.0.1:"), "{log}");
+    assert!(log.contains(": migration 001_init failed: permission denied"), "{log}");
     assert!(!log.contains("reader's password"), "{log}");
     assert!(!schema_exists(&world).await);
 
@@ -130,11 +132,11 @@ async fn a_role_that_may_only_read_can_migrate_what_is_up_to_date_and_nothing_el
     .await;
     assert_eq!(migrate(&environment_of(&world, &reader)), (0, UP_TO_DATE.to_owned()));
 
-    world.sql("DELETE FROM queen_proxy.schema_migrations WHERE name = '003_bootstrap'").await;
+    world.sql("DELETE FROM queen_proxy.schema_migrations WHERE name = '006_delete_tenant'").await;
     let (code, log) = migrate(&environment_of(&world, &reader));
     assert_eq!(code, 1, "{log}");
-    assert!(log.starts_with("queen-proxy: migration 003_bootstrap failed: "), "{log}");
-    assert_eq!(recorded(&world).await, FILES[..2]);
+    assert!(log.contains(": migration 006_delete_tenant failed: "), "{log}");
+    assert_eq!(recorded(&world).await, FILES[..5]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -144,7 +146,11 @@ async fn a_migration_that_fails_says_why_and_keeps_nothing() {
     let (code, log) = migrate(&world.proxy_environment(1));
     assert_eq!(code, 1, "{log}");
     let reason = "001_init: extension pgcrypto must be installed in schema public";
-    assert_eq!(log, format!("queen-proxy: migration 001_init failed: {reason}"));
+    assert!(log.starts_with("queen-proxy: control plane at 127.0.0.1:"), "{log}");
+    assert!(
+        log.ends_with(&format!(": migration 001_init failed: {reason}")) && log.lines().count() == 1,
+        "{log}"
+    );
     assert!(!schema_exists(&world).await);
 
     world.sql("ALTER EXTENSION pgcrypto SET SCHEMA public").await;

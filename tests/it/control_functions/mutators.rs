@@ -41,11 +41,11 @@ INSERT INTO queen_proxy.api_keys (id, cluster_id, name, key_hash, scopes, revoke
     ('{dead key}', '{prod}', 'dead', repeat('d', 64), '{read}', now());
 ";
 
-fn fill(text: &str, made: &str) -> String {
+pub(super) fn fill(text: &str, made: &str) -> String {
     IDS.iter().fold(text.replace("{made}", made), |text, (name, id)| text.replace(name, id))
 }
 
-async fn scene() -> Plane {
+pub(super) async fn scene() -> Plane {
     let mut plane = Plane::new().await;
     plane.run(&fill(SCENE, "")).await;
     plane
@@ -247,6 +247,49 @@ const CASES: &[Case] = &[
         heard: &["{prod}"],
     },
     Case {
+        call: "set_operator(' OPS@acme.example ', true)",
+        effect: "FROM users WHERE id = '{ops}' AND is_operator",
+        audit: ["{acme}", "", "operator_granted", "ops@acme.example", "{ops}"],
+        meta: r#"{"is_operator": true, "was": false}"#,
+        heard: &[],
+    },
+    Case {
+        call: "set_operator('ops@acme.example', true)",
+        effect: "still FROM users WHERE id = '{ops}' AND is_operator",
+        audit: ["{acme}", "", "operator_granted", "ops@acme.example", "{ops}"],
+        meta: r#"{"is_operator": true, "was": true}"#,
+        heard: &[],
+    },
+    Case {
+        call: "set_operator(p_enabled => false, p_email => 'ops@acme.example')",
+        effect: "WHERE NOT EXISTS (SELECT FROM users WHERE is_operator)",
+        audit: ["{acme}", "", "operator_revoked", "ops@acme.example", "{ops}"],
+        meta: r#"{"is_operator": false, "was": true}"#,
+        heard: &[],
+    },
+    Case {
+        call: "set_operator('eve@globex.example', false)",
+        effect: "still WHERE NOT EXISTS (SELECT FROM users WHERE is_operator)",
+        audit: ["{globex}", "", "operator_revoked", "eve@globex.example", "{eve}"],
+        meta: r#"{"is_operator": false, "was": false}"#,
+        heard: &[],
+    },
+    Case {
+        call: "set_user_name('{ops}', '  Ops  Person ')",
+        effect: "FROM users WHERE id = '{ops}' AND name = 'Ops  Person'",
+        audit: ["{acme}", "", "user_name_changed", "{ops}", "{ops}"],
+        meta: r#"{"old_name": null, "name": "Ops  Person"}"#,
+        heard: &[],
+    },
+    Case {
+        // The limit counts characters, after the blanks around them are gone.
+        call: "set_user_name(p_name => ' ' || repeat('ä', 160) || ' ', p_user => '{ops}')",
+        effect: "FROM users WHERE id = '{ops}' AND name = repeat('ä', 160)",
+        audit: ["{acme}", "", "user_name_changed", "{ops}", "{ops}"],
+        meta: r#"{"old_name": "Ops  Person", "name": "ääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääääää"}"#,
+        heard: &[],
+    },
+    Case {
         call: "record_operation('{acme}', NULL, 'control_plane', NULL, 'note', NULL, NULL)",
         effect: "FROM operations WHERE id = '{made}' AND at BETWEEN now() - interval '1 minute' AND now()",
         audit: ["{acme}", "", "note", "", ""],
@@ -395,12 +438,49 @@ const REFUSALS: &[(&str, &str)] = &[
     ("revoke_cluster_role(NULL, 'ops@acme.example')", "P0001"),
     ("revoke_cluster_role('{prod}', 's3cret@acme.example')", "P0001"),
     ("revoke_cluster_role('{prod}', 'ops@acme.example')", "P0001"),
+    ("revoke_session(NULL, now(), 'user', '{ops}')", "P0001"),
+    ("revoke_session('  ', now(), 'user', '{ops}')", "P0001"),
+    ("revoke_session('s3cret' || repeat('x', 507), now(), 'user', '{ops}')", "P0001"),
+    ("revoke_session('s3cret', NULL, 'user', '{ops}')", "P0001"),
+    ("revoke_session('s3cret', now(), NULL, '{ops}')", "P0001"),
+    ("revoke_session('s3cret', now(), 's3cret', '{ops}')", "P0001"),
+    ("revoke_session('s3cret', now(), 'user', '{nobody}')", "P0001"),
+    ("revoke_session('s3cret', now(), 'system', NULL)", "P0001"),
+    ("revoke_session('s3cret', now(), 'user')", "P0001"),
+    ("revoke_session('s3cret', now())", "P0001"),
+    ("set_operator('ops@acme.example', NULL)", "P0001"),
+    ("set_operator(NULL, true)", "P0001"),
+    ("set_operator('s3cret', true)", "P0001"),
+    ("set_operator('s3cret@acme.example', true)", "P0001"),
+    ("set_user_name('{ops}', NULL)", "P0001"),
+    ("set_user_name('{ops}', '   ')", "P0001"),
+    ("set_user_name('{ops}', 's3cret' || repeat('x', 155))", "P0001"),
+    ("set_user_name('{nobody}', 's3cret')", "P0001"),
+    ("set_user_name(NULL, 's3cret')", "P0001"),
+    ("record_user_login('{nobody}')", "P0001"),
+    ("record_user_login(NULL)", "P0001"),
+    ("emit_outbox(NULL, '{}')", "P0001"),
+    ("emit_outbox('  ', '{\"a\": \"s3cret\"}')", "P0001"),
+    ("prune_usage_minutes(NULL)", "P0001"),
+    ("prune_usage_minutes(0)", "P0001"),
+    ("prune_usage_minutes(-1)", "P0001"),
+    ("cluster_month_msgs('{prod}', NULL)", "P0001"),
+    ("delete_tenant(NULL)", "P0001"),
+    ("delete_tenant(NULL, true)", "P0001"),
+    ("delete_tenant('{acme}')", "P0001"),
+    ("delete_tenant('{acme}', false)", "P0001"),
+    ("delete_tenant(p_force => NULL, p_tenant_id => '{acme}')", "P0001"),
 ];
 
 /// Two things wrong at once: the text says which is looked at first.
 const FIRST: &[(&str, &str)] = &[
     ("assign_plan('{nobody}', 'platinum')", "assign_plan: unknown plan"),
     ("issue_api_key('{nobody}', NULL, NULL, NULL)", "issue_api_key: unknown cluster"),
+    ("revoke_session(repeat('x', 513), now(), 'user', '{ops}')", "revoke_session: jti must be at most 512 "),
+    (
+        "delete_tenant('{acme}')",
+        "delete_tenant: tenant 00000000-0000-4000-8000-00000000000a has status active",
+    ),
 ];
 
 #[tokio::test(flavor = "multi_thread")]

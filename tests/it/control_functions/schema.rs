@@ -331,6 +331,45 @@ const FUNCTIONS: &[(&str, &str, &str)] = &[
          p_password text DEFAULT NULL::text, p_key_name text DEFAULT 'default'::text",
         "jsonb",
     ),
+    (
+        "revoke_session",
+        "p_jti text, p_expires_at timestamp with time zone, p_actor text DEFAULT 'user'::text, \
+         p_actor_id uuid DEFAULT NULL::uuid",
+        "void",
+    ),
+    ("sweep_revoked_tokens", "", "integer"),
+    ("set_operator", "p_email text, p_enabled boolean", "void"),
+    ("set_user_name", "p_user uuid, p_name text", "void"),
+    ("record_user_login", "p_user uuid", "timestamp with time zone"),
+    ("emit_outbox", "p_kind text, p_payload jsonb", "uuid"),
+    ("rollup_usage_days", "p_through date DEFAULT NULL::date", "integer"),
+    ("prune_usage_minutes", "p_keep_days integer DEFAULT 90", "integer"),
+    ("cluster_month_msgs", "p_cluster uuid, p_month date", "bigint"),
+    ("delete_tenant", "p_tenant_id uuid, p_force boolean DEFAULT false", "jsonb"),
+];
+
+/// The table of functions in the page "Tenants, clusters and cells", as it stands there: short names of
+/// the arguments, no result where it names none.
+const PAGE: &[(&str, &str)] = &[
+    ("create_tenant(slug, name)", "uuid"),
+    ("create_user(tenant, email, password_hash, provider)", "uuid"),
+    ("create_cluster(tenant, slug, plan_code, cell_id)", "uuid"),
+    ("assign_plan(cluster, plan_code)", ""),
+    ("set_limit_override(cluster, overrides)", ""),
+    ("set_tenant_status(tenant, status)", ""),
+    ("set_cluster_status(cluster, status)", ""),
+    ("issue_api_key(cluster, name, key_hash, scopes)", "uuid"),
+    ("revoke_api_key(key_id)", ""),
+    ("grant_cluster_role(cluster, email, role)", ""),
+    ("revoke_cluster_role(cluster, email)", ""),
+    ("revoke_session(jti, expires_at, actor, actor_id)", ""),
+    ("sweep_revoked_tokens()", "int"),
+    ("set_operator(email, enabled)", ""),
+    ("emit_outbox(kind, payload)", "uuid"),
+    ("rollup_usage_days(through)", "int"),
+    ("prune_usage_minutes(keep_days)", "int"),
+    ("cluster_month_msgs(cluster, month)", "bigint"),
+    ("record_operation(tenant, cluster, actor, actor_id, action, target, meta)", "uuid"),
 ];
 
 /// Both as sets, so that a failure shows what is missing and what is too much.
@@ -427,6 +466,10 @@ async fn functions_have_the_contracts_signatures_and_a_fixed_search_path() {
             arguments.split(", ").map(|argument| argument.split(" DEFAULT ").next().unwrap()).collect();
         assert_eq!(identity, without_defaults.join(", "), "{name}");
     }
+    let names = plane.rows(&format!("SELECT proname::text {ours}")).await;
+    same("functions", names, FUNCTIONS.iter().map(|(name, ..)| (*name).to_owned()));
+    let stable = plane.rows(&format!("SELECT proname::text {ours} AND provolatile <> 'v'")).await;
+    assert_eq!(stable, ["cluster_month_msgs"], "may be called in the middle of a query");
     let all: i64 = plane.value(&format!("SELECT count(*) {ours}")).await;
     assert!(all >= i64::try_from(FUNCTIONS.len()).unwrap());
     assert_eq!(
@@ -440,4 +483,32 @@ async fn functions_have_the_contracts_signatures_and_a_fixed_search_path() {
         [""; 0],
         "all plpgsql, with the rights of the caller"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_functions_of_the_page_exist_as_it_writes_them_down() {
+    let mut plane = Plane::new().await;
+    for (call, result) in PAGE {
+        let (name, arguments) = call.strip_suffix(')').unwrap().split_once('(').unwrap();
+        let found: String = plane
+            .value(&format!(
+                "SELECT coalesce(array_to_string(proargnames, ', '), '') || ' -> ' || prorettype::regtype
+                   FROM pg_proc WHERE pronamespace = 'queen_proxy'::regnamespace AND proname = '{name}'"
+            ))
+            .await;
+        let (parameters, found_result) = found.split_once(" -> ").unwrap();
+        let expected_result = match *result {
+            "" => "void",
+            "int" => "integer",
+            other => other,
+        };
+        assert_eq!(found_result, expected_result, "{call}");
+        let parameters: Vec<&str> = parameters.split(", ").collect();
+        let arguments: Vec<&str> = arguments.split(", ").collect();
+        assert_eq!(parameters.len(), arguments.len(), "{call}: {found}");
+        for (parameter, argument) in parameters.iter().zip(arguments) {
+            let short = parameter.strip_prefix("p_").unwrap_or(parameter);
+            assert!(short == argument || short.strip_suffix("_id") == Some(argument), "{call}: {found}");
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! A program of ours as a child process whose log is shown when its test fails.
 
 use nix::{
+    fcntl::{Flock, FlockArg},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -9,17 +10,29 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::atomic::{AtomicU16, Ordering},
+    sync::{
+        LazyLock,
+        atomic::{AtomicU16, Ordering},
+    },
     time::{Duration, Instant},
 };
 
-/// A port nobody listens on, below the range that outgoing connections take.
+/// A port nobody listens on, below the range that outgoing connections take. Each test process has a
+/// range of its own, so that two runs on one machine do not meet.
 pub fn free_port() -> u16 {
+    const SIZE: u16 = 1_000;
+    static RANGE: LazyLock<(u16, Option<Flock<File>>)> = LazyLock::new(|| {
+        (0..17)
+            .find_map(|slot: u16| {
+                let path = std::env::temp_dir().join(format!("queen-it-ports-{slot}.lock"));
+                let lock = Flock::lock(File::create(path).ok()?, FlockArg::LockExclusiveNonblock).ok()?;
+                Some((15_000 + slot * SIZE, Some(lock)))
+            })
+            .unwrap_or((15_000, None))
+    });
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Two test processes at once start in different places.
-    let base = 15_000 + u16::try_from(std::process::id() % 60).unwrap() * 250;
     loop {
-        let port = base + NEXT.fetch_add(1, Ordering::Relaxed) % 2_500;
+        let port = RANGE.0 + NEXT.fetch_add(1, Ordering::Relaxed) % SIZE;
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
         }

@@ -46,6 +46,8 @@ pub enum Reply {
     Garbage,
     /// Another protocol, unasked.
     Switch,
+    /// It does not take the secret.
+    Unauthorized,
 }
 
 /// See the module.
@@ -136,6 +138,10 @@ async fn serve(mut stream: TcpStream, state: Arc<State>) {
                 return;
             }
             Reply::Close => return,
+            Reply::Unauthorized => {
+                let _ = stream.write_all(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 2\r\n\r\n{}").await;
+                return;
+            }
             Reply::Switch => {
                 let _ = stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\nx").await;
                 return;

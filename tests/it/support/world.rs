@@ -1,7 +1,11 @@
 //! A whole deployment for one test: databases, a cell, proxies, tenants.
 
 use super::{Process, Recorder, Socket, eventually, free_port};
-use queen_proxy::dev::postgres::{Postgres, Settings, USER};
+use queen_proxy::{
+    config::proxy::ProxyConfig,
+    control::migrate::migrate,
+    dev::postgres::{Postgres, Settings, USER},
+};
 use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
 use std::{
     sync::{Arc, Mutex, Weak},
@@ -10,6 +14,9 @@ use std::{
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use uuid::Uuid;
+
+const PROXY_ROLE: &str = "queen_it_proxy";
+const PROXY_PASSWORD: &str = "the password of the proxy in tests";
 
 /// A private PostgreSQL server.
 pub struct Postgresql(Mutex<Postgres>);
@@ -135,9 +142,8 @@ impl WorldBuilder {
 
     /// Starts everything and waits until it answers.
     pub async fn start(self) -> World {
-        let server = Postgresql::shared();
-        let control_server =
-            if self.own_control_postgres { Postgresql::start() } else { Arc::clone(&server) };
+        let of = |own: bool| if own { Postgresql::start() } else { Postgresql::shared() };
+        let (server, control_server) = (of(self.own_cell_postgres), of(self.own_control_postgres));
         let name = Uuid::new_v4().simple().to_string();
         let (control_db, cell_db) = (format!("control_{name}"), format!("cell_{name}"));
         create(&control_server, &control_db).await;
@@ -169,6 +175,9 @@ impl WorldBuilder {
             environment: self.environment,
             folder,
         };
+        if self.proxies > 0 {
+            world.prepare_control_plane().await;
+        }
         for _ in 0..self.proxies {
             world.add_proxy();
         }
@@ -259,10 +268,32 @@ impl World {
         environment
     }
 
-    /// Starts another proxy without waiting for it; returns its index.
+    /// Migrates, and makes the role under which the proxies of the tests run: the one that
+    /// `migrations/control/roles.sql` gives the least rights, so that a missing grant fails a test.
+    async fn prepare_control_plane(&self) {
+        let (config, _) = ProxyConfig::load(self.proxy_environment(1), None).unwrap();
+        migrate(&config.pxdb.unwrap()).await.unwrap();
+        // Roles belong to the whole server, which other worlds use at the same time.
+        let mut server = self.control_server.connect("postgres").await;
+        sqlx::query("SELECT pg_advisory_lock(1)").execute(&mut server).await.unwrap();
+        self.sql(include_str!("../../../migrations/control/roles.sql")).await;
+        self.sql(&format!(
+            "DO $$ BEGIN
+                 IF to_regrole('{PROXY_ROLE}') IS NULL THEN
+                     CREATE ROLE {PROXY_ROLE} LOGIN PASSWORD '{PROXY_PASSWORD}';
+                 END IF;
+             END $$;
+             GRANT queen_proxy_proxy TO {PROXY_ROLE}"
+        ))
+        .await;
+    }
+
+    /// Starts another proxy, under the proxy's role, without waiting for it; returns its index.
     pub fn add_proxy(&mut self) -> usize {
         let port = free_port();
-        let environment = self.proxy_environment(port);
+        let mut environment = self.proxy_environment(port);
+        environment.push(("PXDB_USER".to_owned(), PROXY_ROLE.to_owned()));
+        environment.push(("PXDB_PASSWORD".to_owned(), PROXY_PASSWORD.to_owned()));
         let binary = env!("CARGO_BIN_EXE_queen-proxy");
         let process = Process::start("queen-proxy", binary, &["serve"], &environment, self.folder.path());
         self.proxies.push((port, process));
