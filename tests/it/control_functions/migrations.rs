@@ -65,7 +65,7 @@ async fn role(world: &World, rights: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_proxies_that_start_at_once_on_an_empty_database_both_come_up() {
     // `start` waits until both answer.
-    let mut world = World::builder().proxies(2).recorder().start().await;
+    let mut world = World::builder().proxies(2).proxies_migrate().recorder().start().await;
     assert_eq!(recorded(&world).await, FILES);
     assert!(world.proxies.iter_mut().all(|(_, process)| !process.has_ended()));
     let migrated =

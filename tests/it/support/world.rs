@@ -106,9 +106,16 @@ pub struct WorldBuilder {
     own_control_postgres: bool,
     own_cell_postgres: bool,
     recorder: bool,
+    proxies_migrate: bool,
 }
 
 impl WorldBuilder {
+    /// The proxies make the schema themselves, under the role that may.
+    pub fn proxies_migrate(mut self) -> Self {
+        self.proxies_migrate = true;
+        self
+    }
+
     /// Number of proxies on the one control plane.
     pub fn proxies(mut self, proxies: usize) -> Self {
         self.proxies = proxies;
@@ -173,9 +180,10 @@ impl WorldBuilder {
             recorder,
             proxies: Vec::new(),
             environment: self.environment,
+            proxies_migrate: self.proxies_migrate,
             folder,
         };
-        if self.proxies > 0 {
+        if self.proxies > 0 && !self.proxies_migrate {
             world.prepare_control_plane().await;
         }
         for _ in 0..self.proxies {
@@ -217,6 +225,7 @@ pub struct World {
     /// Each with its port.
     pub proxies: Vec<(u16, Process)>,
     environment: Vec<(String, String)>,
+    proxies_migrate: bool,
     folder: TempDir,
 }
 
@@ -234,6 +243,7 @@ impl World {
             own_control_postgres: false,
             own_cell_postgres: false,
             recorder: false,
+            proxies_migrate: false,
         }
     }
 
@@ -292,8 +302,10 @@ impl World {
     pub fn add_proxy(&mut self) -> usize {
         let port = free_port();
         let mut environment = self.proxy_environment(port);
-        environment.push(("PXDB_USER".to_owned(), PROXY_ROLE.to_owned()));
-        environment.push(("PXDB_PASSWORD".to_owned(), PROXY_PASSWORD.to_owned()));
+        if !self.proxies_migrate {
+            environment.push(("PXDB_USER".to_owned(), PROXY_ROLE.to_owned()));
+            environment.push(("PXDB_PASSWORD".to_owned(), PROXY_PASSWORD.to_owned()));
+        }
         let binary = env!("CARGO_BIN_EXE_queen-proxy");
         let process = Process::start("queen-proxy", binary, &["serve"], &environment, self.folder.path());
         self.proxies.push((port, process));
