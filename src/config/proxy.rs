@@ -276,6 +276,10 @@ fn sessions(s: &mut Source) -> SessionConfig {
         url.host_str().map(str::to_owned)
     });
     let audience = s.optional("QUEEN_PROXY_JWT_AUD");
+    let cookie_name = s.text("QUEEN_PROXY_COOKIE_NAME", "queen_session", false);
+    if !cookie_name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.')) {
+        s.refuse("QUEEN_PROXY_COOKIE_NAME: must be letters, digits, `_`, `-` and `.`");
+    }
     SessionConfig {
         keys: KeyMaterial {
             issuer: s.text("QUEEN_PROXY_JWT_ISS", "queen-proxy", false),
@@ -286,7 +290,7 @@ fn sessions(s: &mut Source) -> SessionConfig {
             ed25519_previous: s.optional("QUEEN_PROXY_JWT_ED25519_PUB_PEM_PREVIOUS"),
             hmac_secret: s.secret("QUEEN_PROXY_JWT_SECRET", "QUEEN_PROXY_JWT_SECRET_FILE"),
         },
-        cookie_name: s.text("QUEEN_PROXY_COOKIE_NAME", "queen_session", false),
+        cookie_name,
         operators: s.flag("QUEEN_PROXY_OPERATOR_ENABLED", false),
         revocation_strict: s.flag("QUEEN_PROXY_REVOCATION_STRICT", false),
         revocation_sweep: millis(s, "QUEEN_PROXY_REVOCATION_SWEEP_MS", 3_600_000, 0),
@@ -299,7 +303,7 @@ fn shared_hosts(list: &str) -> Option<HashSet<String>> {
     let plain = |name: &String| {
         name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_'))
     };
-    names.iter().all(plain).then_some(names)
+    (!names.is_empty() && names.iter().all(plain)).then_some(names)
 }
 
 fn networks(list: &str) -> Option<Vec<IpNet>> {

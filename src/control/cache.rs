@@ -20,7 +20,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -57,6 +57,9 @@ type Loading<V> = Pin<Box<dyn Future<Output = Loaded<V>> + Send>>;
 
 /// In silence the database is asked this often, and not for each request.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Loads of keys never seen before that may wait or run at once. Beyond it the answer is "unavailable" at
+/// once: a queue that nobody bounds is memory, and a wait for everybody in it.
+const MAX_STRANGERS: usize = 256;
 /// Serving stale is said this often.
 const WARN_AGAIN: Duration = Duration::from_secs(10);
 /// How often an answer that was overtaken by an invalidation is asked for again.
@@ -98,6 +101,8 @@ struct Inner<K, V> {
     /// Loads of keys never seen before wait here, so that a flood of them cannot take every
     /// connection from the refreshes of known tenants.
     cold: Semaphore,
+    /// How many of them there are, waiting or under way.
+    strangers: AtomicUsize,
     /// The database did not answer.
     silence: Backoff,
     /// It takes longer than a request should wait: entries that can serve do so meanwhile, while
@@ -136,6 +141,7 @@ impl<K: Key, V: Cached> Cache<K, V> {
             flights: DashMap::new(),
             versions: Versions::default(),
             cold: Semaphore::new(cold_loads),
+            strangers: AtomicUsize::new(0),
             silence: Backoff::default(),
             slowness: Backoff::default(),
             stats: CacheStats::default(),
@@ -150,7 +156,9 @@ impl<K: Key, V: Cached> Cache<K, V> {
         let older = self.0.servable(&key);
         // Where nobody may ask, waiting would only pile up requests.
         let Some(older) = older else {
-            let may_ask = self.0.silence.may_ask();
+            let may_ask = self.0.silence.may_ask()
+                && (self.0.strangers.load(Ordering::Relaxed) < MAX_STRANGERS
+                    || self.0.flights.contains_key(&key));
             return if may_ask { self.0.shared_load(key, true).await } else { Lookup::Unavailable };
         };
         if !self.0.silence.may_ask() || !self.0.slowness.may_ask() {
@@ -178,7 +186,8 @@ impl<K: Key, V: Cached> Cache<K, V> {
         self.0.absent.clear();
         for key in dropped.into_iter().take(MAX_EAGER) {
             let cache = Arc::clone(&self.0);
-            self.0.runtime.spawn(async move { drop(cache.shared_load(key, true).await) });
+            // Not behind strangers: these are known.
+            self.0.runtime.spawn(async move { drop(cache.shared_load(key, false).await) });
         }
     }
 
@@ -256,7 +265,10 @@ impl<K: Key, V: Cached> Inner<K, V> {
                 }
                 let (answer, flight) = watch::channel(None);
                 free.insert(flight.clone());
-                let landing = Landing { cache: Arc::clone(self), key };
+                let landing = Landing { cache: Arc::clone(self), key, cold };
+                if cold {
+                    self.strangers.fetch_add(1, Ordering::Relaxed);
+                }
                 self.runtime.spawn(async move {
                     let loaded = landing.cache.load_and_store(key, cold).await;
                     drop(landing);
@@ -389,11 +401,15 @@ impl<K: Key, V: Cached> Inner<K, V> {
 struct Landing<K: Key, V: Cached> {
     cache: Arc<Inner<K, V>>,
     key: K,
+    cold: bool,
 }
 
 impl<K: Key, V: Cached> Drop for Landing<K, V> {
     fn drop(&mut self) {
         self.cache.flights.remove(&self.key);
+        if self.cold {
+            self.cache.strangers.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -429,6 +445,13 @@ impl Backoff {
     /// True while there is no trouble; in trouble true once a second, for one caller.
     pub(super) fn may_ask(&self) -> bool {
         !self.on.load(Ordering::Acquire) || self.turn(&self.ask_again_ms, RETRY_AFTER)
+    }
+
+    /// Whether somebody ran into the trouble after `since`.
+    pub(super) fn is_on_since(&self, since: Instant) -> bool {
+        let began = self.ask_again_ms.load(Ordering::Acquire);
+        let since = u64::try_from((since.duration_since(self.started) + RETRY_AFTER).as_millis());
+        self.on.load(Ordering::Acquire) && since.is_ok_and(|since| began >= since)
     }
 
     fn turn(&self, next_ms: &AtomicU64, every: Duration) -> bool {

@@ -340,3 +340,33 @@ async fn a_flood_of_unknown_keys_stays_bounded_and_leaves_known_ones_alone() {
     cache.sweep();
     assert_eq!(cache.len(), (0, 0));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_of_strangers_is_bounded_and_nobody_known_waits_in_it() {
+    let stage = Stage::new(Database::Has(1));
+    let cache = stage.cache();
+    cache.get(0).await;
+    let held = stage.gate.forget_permits(Semaphore::MAX_PERMITS);
+    let mut strangers = Vec::new();
+    for key in 1..2_000 {
+        let cache = cache.clone();
+        strangers.push(tokio::spawn(async move { matches!(cache.get(key).await, Lookup::Unavailable) }));
+    }
+    for _ in 0..200 {
+        settle().await;
+    }
+    let asked = stage.asked();
+    assert_eq!(asked, 1 + 8, "as many as may at once");
+    // A change of the known one is asked for beside the queue, not behind it.
+    stage.now(Database::Has(2));
+    cache.invalidate(CLUSTER);
+    settle().await;
+    assert_eq!(stage.asked(), asked + 1);
+    stage.gate.add_permits(held);
+    assert_eq!(value(&cache.get(0).await), Some(2));
+    let mut turned_away = 0;
+    for stranger in strangers {
+        turned_away += usize::from(stranger.await.unwrap());
+    }
+    assert!(turned_away >= 1_000, "{turned_away} were told at once");
+}

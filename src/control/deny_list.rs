@@ -1,18 +1,29 @@
-//! Revoked sessions (D7). A revocation is pushed and bites at once; asking the table, with each answer
-//! kept for a minute, is the fallback for one whose push was lost.
+//! Revoked sessions (D7). A revocation is pushed and bites at once; asking the table, with each "no" kept
+//! for a minute, is the fallback for one whose push was lost. A revocation is never taken back, so what is
+//! once known to be revoked stays so until the token has ended.
 
 use super::{cache::Backoff, store::Store};
 use dashmap::DashMap;
-use std::{sync::Arc, time::Duration};
-use tokio::time::Instant;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+use tokio::{sync::Semaphore, time::Instant};
 
-/// How long an answer of the table is believed.
+/// How long the table's "not revoked" is believed.
 const BELIEVED: Duration = Duration::from_secs(60);
-/// How long a pushed revocation is held. The table knows it from then on, and every answer after an
-/// hour is younger than it.
-const HELD: Duration = Duration::from_secs(3600);
-/// Entries of each kind. Beyond it answers are not kept; a push takes the place of older ones.
+/// How long a pushed revocation is held: its token's end is not in the notification, and no session lives
+/// longer than this.
+const HELD_S: u64 = 30 * 24 * 3600;
+/// How long a revocation is held past its token's `exp`: longer than any leeway and difference of clocks.
+const PAST_END_S: u64 = 120;
+/// Entries of each kind. Beyond it "not revoked" is not kept, and revocations are left to the table.
 const MAX_ENTRIES: usize = 100_000;
+/// Look-ups at once, so that sessions cannot take the connections of everybody else.
+const MAX_LOOK_UPS: usize = 2;
 
 /// What is known of a token's id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,8 +42,13 @@ pub struct DenyList(Arc<Inner>);
 
 struct Inner {
     store: Store,
-    pushed: DashMap<String, Instant>,
-    answers: DashMap<String, (bool, Instant)>,
+    /// Until when, in seconds of the epoch, each is to be remembered.
+    revoked: DashMap<String, u64>,
+    /// When the table was asked for each that it did not hold.
+    not_revoked: DashMap<String, Instant>,
+    /// Raised when notifications may have been lost: an answer asked for before that is not kept.
+    generation: AtomicU64,
+    asking: Semaphore,
     silence: Backoff,
 }
 
@@ -40,61 +56,110 @@ impl DenyList {
     pub(super) fn new(store: Store) -> Self {
         Self(Arc::new(Inner {
             store,
-            pushed: DashMap::new(),
-            answers: DashMap::new(),
+            revoked: DashMap::new(),
+            not_revoked: DashMap::new(),
+            generation: AtomicU64::new(0),
+            asking: Semaphore::new(MAX_LOOK_UPS),
             silence: Backoff::default(),
         }))
     }
 
     /// Takes note of a revocation, from the notification or from our own logout.
     pub fn push(&self, jti: &str) {
-        if self.0.pushed.len() >= MAX_ENTRIES {
-            self.sweep();
-        }
-        self.0.pushed.insert(jti.to_owned(), Instant::now() + HELD);
-        self.0.answers.remove(jti);
+        self.0.revoke(jti, now_s() + HELD_S);
     }
 
-    /// Forgets the table's answers: notifications may have been lost.
+    /// Forgets the table's "not revoked": notifications may have been lost.
     pub fn expire_all(&self) {
-        self.0.answers.clear();
+        self.0.generation.fetch_add(1, SeqCst);
+        self.0.not_revoked.clear();
     }
 
     /// Lets go of what is too old to serve.
     pub fn sweep(&self) {
-        let now = Instant::now();
-        self.0.pushed.retain(|_, until| *until > now);
-        self.0.answers.retain(|_, (_, until)| *until > now);
+        let now = now_s();
+        self.0.revoked.retain(|_, until| *until > now);
+        self.0.not_revoked.retain(|_, asked| asked.elapsed() < BELIEVED);
     }
 
-    /// Whether a token is revoked. `fresh` believes no earlier "not revoked": for strict proxies that
-    /// do not hear pushes at the moment.
-    pub async fn look_up(&self, jti: &str, fresh: bool) -> Revocation {
-        let now = Instant::now();
-        if self.0.pushed.get(jti).is_some_and(|until| *until > now) {
-            return Revocation::Revoked;
-        }
-        match self.0.answers.get(jti).map(|answer| *answer) {
-            Some((true, until)) if until > now => return Revocation::Revoked,
-            Some((false, until)) if until > now && !fresh => return Revocation::NotRevoked,
-            _ => {}
+    /// Whether a token that ends at `expires` (seconds of the epoch) is revoked. `fresh` believes no "not
+    /// revoked" from before this call: for strict proxies that do not hear pushes at the moment.
+    pub async fn look_up(&self, jti: &str, expires: u64, fresh: bool) -> Revocation {
+        let asked_for = Instant::now();
+        if let Some(known) = self.0.known(jti, fresh.then_some(asked_for)) {
+            return known;
         }
         if !self.0.silence.may_ask() {
             return Revocation::Unknown;
         }
-        let Ok(revoked) = self.0.store.is_revoked(jti).await else {
-            self.0.silence.begin();
+        let Ok(_permit) = self.0.asking.acquire().await else {
             return Revocation::Unknown;
         };
-        self.0.silence.end();
-        if self.0.answers.len() < MAX_ENTRIES {
-            self.0.answers.insert(jti.to_owned(), (revoked, now + BELIEVED));
+        // Whoever was before us in the queue may have asked for the same, or in vain.
+        if let Some(known) = self.0.known(jti, fresh.then_some(asked_for)) {
+            return known;
         }
-        // A push may have come while the table was asked; the answer just stored must not outlive it.
-        if self.0.pushed.contains_key(jti) {
-            self.0.answers.remove(jti);
+        if self.0.silence.is_on_since(asked_for) {
+            return Revocation::Unknown;
+        }
+        let generation = self.0.generation.load(SeqCst);
+        let asked = Instant::now();
+        match self.0.store.is_revoked(jti).await {
+            Ok(true) => {
+                self.0.silence.end();
+                self.0.revoke(jti, expires.saturating_add(PAST_END_S));
+                Revocation::Revoked
+            }
+            Ok(false) => {
+                self.0.silence.end();
+                self.0.keep_not_revoked(jti, asked, generation)
+            }
+            Err(error) => {
+                // A refused question is a matter of this token, silence is one of all.
+                if error.is_silence() {
+                    self.0.silence.begin();
+                }
+                Revocation::Unknown
+            }
+        }
+    }
+}
+
+impl Inner {
+    fn revoke(&self, jti: &str, until: u64) {
+        if self.revoked.len() < MAX_ENTRIES {
+            self.revoked.insert(jti.to_owned(), until);
+        }
+        self.not_revoked.remove(jti);
+    }
+
+    /// What needs no asking; "not revoked" only when the table was asked after `since`.
+    fn known(&self, jti: &str, since: Option<Instant>) -> Option<Revocation> {
+        if self.revoked.contains_key(jti) {
+            return Some(Revocation::Revoked);
+        }
+        let asked = *self.not_revoked.get(jti)?;
+        let good = asked.elapsed() < BELIEVED && since.is_none_or(|since| asked >= since);
+        good.then_some(Revocation::NotRevoked)
+    }
+
+    /// Keeps a "not revoked", unless it was overtaken. The checks come after the insert: a push or an
+    /// expiry that they miss has not removed entries yet, and will find ours.
+    fn keep_not_revoked(&self, jti: &str, asked: Instant, generation: u64) -> Revocation {
+        if self.not_revoked.len() < MAX_ENTRIES {
+            self.not_revoked.insert(jti.to_owned(), asked);
+        }
+        if self.revoked.contains_key(jti) {
+            self.not_revoked.remove(jti);
             return Revocation::Revoked;
         }
-        if revoked { Revocation::Revoked } else { Revocation::NotRevoked }
+        if self.generation.load(SeqCst) != generation {
+            self.not_revoked.remove(jti);
+        }
+        Revocation::NotRevoked
     }
+}
+
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -37,6 +37,8 @@ use uuid::Uuid;
 /// The sha256 of a whole key.
 pub type KeyDigest = [u8; 32];
 
+/// How long what is known of a user counts.
+const USER_TTL: Duration = Duration::from_secs(5);
 const SWEEP: Duration = Duration::from_secs(30);
 
 impl Cached for Cluster {
@@ -127,14 +129,17 @@ impl ControlPlane {
         let used: Arc<DashSet<KeyId>> = Arc::default();
         let caching = Caching {
             config,
-            // A connection, an answer and the cell's name.
-            limit: pxdb.timeout * 2,
-            // Half of the pool is left for refreshes of known tenants.
+            // A connection, an answer, and the cell's name, whose slowness says nothing of the database.
+            limit: pxdb.timeout * 2 + 2 * snapshot::RESOLVE,
+            // For each kind of key: the rest of the pool is for refreshes of what is known.
             cold: usize::try_from(pxdb.pool_size / 2).unwrap_or(1).max(1),
             runtime: Handle::current(),
             store: store.clone(),
         };
         let seen = Arc::clone(&used);
+        // Nobody notifies of a user, and an operator's power must not outlive a doubt.
+        let brief = CacheConfig { ttl: config.ttl.min(USER_TTL), stale_grace: Duration::ZERO, ..config };
+        let briefly = Caching { config: brief, runtime: Handle::current(), store: store.clone(), ..caching };
         Self {
             clusters: caching
                 .of("clusters", async |store: Store, slug| snapshot(store.cluster(slug).await?).await),
@@ -154,7 +159,7 @@ impl ControlPlane {
             grants: caching.of("roles", async |store: Store, (user, cluster)| {
                 Ok(store.role(user, cluster).await?.map(|role| Grant { cluster, role }))
             }),
-            users: caching.of("users", async |store: Store, user| {
+            users: briefly.of("users", async |store: Store, user| {
                 Ok(store.is_operator(user).await?.map(|is_operator| User { is_operator }))
             }),
             deny_list: DenyList::new(store.clone()),
@@ -241,7 +246,7 @@ impl ControlPlane {
         if every.is_zero() {
             return;
         }
-        let mut tick = interval(every);
+        let mut tick = interval(every.max(Duration::from_secs(1)));
         loop {
             tick.tick().await;
             match self.store.sweep_revoked().await {

@@ -22,7 +22,7 @@ use std::{
 use tokio::time::timeout;
 
 /// Longest wait for a cell's name to resolve.
-const RESOLVE: Duration = Duration::from_secs(2);
+pub(super) const RESOLVE: Duration = Duration::from_secs(2);
 
 /// A cluster as it stands in the tables, its statuses and overrides already read.
 #[derive(Debug)]

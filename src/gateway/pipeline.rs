@@ -110,9 +110,11 @@ impl Pipeline {
                 Ok(cluster) => cluster,
                 Err(unknown) if self.shared_hosts.is_empty() => return Err(unknown),
                 Err(unknown) => {
-                    classify(head, identity.operators)?;
-                    identity.is_live(&head.headers).await.map_err(Refusal::Auth)?;
-                    return Err(unknown);
+                    let (_, class) = classify(head, identity.operators)?;
+                    let live = identity.is_live(&head.headers).await;
+                    live.map_err(|error| refusal_of(error, class))?;
+                    // Where there is no cluster nobody is an operator of its cell either.
+                    return Err(if class == RouteClass::Operator { Refusal::RouteBlocked } else { unknown });
                 }
             };
             let (target, class) = classify(head, identity.operators)?;
@@ -128,7 +130,9 @@ impl Pipeline {
         let identified = match act {
             _ if self.dev_insecure => Err(AuthError::NotRetargeted),
             Some(reference) => {
-                let reference = reference.to_str().unwrap_or_default();
+                // Of two we could not be sure which one is meant; neither names anything.
+                let repeated = head.headers.get_all(ACT_HEADER).iter().nth(1).is_some();
+                let reference = if repeated { "" } else { reference.to_str().unwrap_or_default() };
                 identity.authenticate_acting(&head.headers, reference).await
             }
             None => identity.authenticate_shared(&head.headers).await,

@@ -55,20 +55,34 @@ pub fn credential<'h>(headers: &'h HeaderMap, cookies: &CookieNames) -> Credenti
     }
 }
 
-/// The session in the cookies, all `Cookie` headers together. A key in a cookie is not one.
+/// The session in the cookies, all `Cookie` headers together. A key in a cookie is not one. Where the browser
+/// says from where the request comes, only our own pages count: sites of the same domain are other tenants'.
 fn cookie<'h>(headers: &'h HeaderMap, names: &CookieNames) -> Option<&'h str> {
-    let navigates = headers
-        .get("sec-fetch-mode")
-        .is_some_and(|mode| mode.as_bytes().trim_ascii().eq_ignore_ascii_case(b"navigate"));
-    if navigates {
+    let says = |name: &str, word: &[u8]| {
+        headers.get(name).is_some_and(|value| value.as_bytes().trim_ascii().eq_ignore_ascii_case(word))
+    };
+    if says("sec-fetch-mode", b"navigate") {
         return None;
     }
+    if headers.contains_key("sec-fetch-site")
+        && !says("sec-fetch-site", b"same-origin")
+        && !says("sec-fetch-site", b"none")
+    {
+        return None;
+    }
+    // By bytes: somebody else's cookie may hold anything.
     let pairs = || {
-        let values = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
-        values.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='))
+        let values =
+            headers.get_all(COOKIE).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b';'));
+        values.filter_map(|pair| {
+            let pair = pair.trim_ascii();
+            let end = pair.iter().position(|byte| *byte == b'=')?;
+            Some((&pair[..end], &pair[end + 1..])).filter(|(_, value)| !value.is_empty())
+        })
     };
-    let found = names.0.iter().find_map(|name| pairs().find(|(given, _)| given == name));
-    found.map(|(_, token)| token).filter(|token| !token.is_empty() && !token.starts_with("qk_"))
+    let found = names.0.iter().find_map(|name| pairs().find(|(given, _)| *given == name.as_bytes()));
+    let token = std::str::from_utf8(found?.1).ok()?;
+    (!token.starts_with("qk_")).then_some(token)
 }
 
 /// What a key is looked up by: the sha256 of all of it.
@@ -131,6 +145,13 @@ mod tests {
             (&[("cookie", b"Queen_Session=t")], Credential::None),
             (&[("cookie", b"xqueen_session=t")], Credential::None),
             (&[("cookie", b"queen_session=")], Credential::None),
+            (&[("cookie", b"queen_session_cell=; queen_session=t")], session("t")),
+            (&[("cookie", b"a=\xc3\xa9; queen_session=t")], session("t")),
+            (&[("cookie", b"queen_session=\xff")], Credential::None),
+            (&[("cookie", b"queen_session=t"), ("sec-fetch-site", b"same-origin")], session("t")),
+            (&[("cookie", b"queen_session=t"), ("sec-fetch-site", b"none")], session("t")),
+            (&[("cookie", b"queen_session=t"), ("sec-fetch-site", b"same-site")], Credential::None),
+            (&[("cookie", b"queen_session=t"), ("sec-fetch-site", b"cross-site")], Credential::None),
             (&[("cookie", b"queen_session=qk_live_x")], Credential::None),
             (&[("cookie", b"queen_session")], Credential::None),
             (&[("cookie", b"queen_session=t"), ("sec-fetch-mode", b"navigate")], Credential::None),

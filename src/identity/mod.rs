@@ -105,9 +105,11 @@ impl Identity {
                 self.is_there(&session).await?;
                 return Err(AuthError::CannotAct);
             }
-            Lookup::Unavailable => return Err(AuthError::CannotAct),
+            // As for a role that cannot be looked up.
+            Lookup::Unavailable => return Err(AuthError::Unverifiable),
         };
         if session.cluster.is_some_and(|claimed| claimed != cluster.id) {
+            self.is_there(&session).await?;
             return Err(AuthError::CannotAct);
         }
         match self.person(&session, cluster.id).await {
@@ -144,7 +146,10 @@ impl Identity {
                         let person = self.person(&session, cluster.id).await?;
                         Ok((cluster, Principal::Person(person)))
                     }
-                    Lookup::Absent => Err(AuthError::NoRole),
+                    Lookup::Absent => {
+                        self.is_there(&session).await?;
+                        Err(AuthError::NoRole)
+                    }
                     Lookup::Unavailable => Err(AuthError::Unverifiable),
                 }
             }
@@ -180,7 +185,7 @@ impl Identity {
         })?;
         // A strict proxy that does not hear of revocations believes no older answer.
         let fresh = self.strict && !self.control.is_listening();
-        match self.control.deny_list().look_up(&session.jti, fresh).await {
+        match self.control.deny_list().look_up(&session.jti, session.expires, fresh).await {
             Revocation::Revoked => Err(AuthError::Invalid),
             Revocation::Unknown if self.strict => Err(AuthError::Unverifiable),
             Revocation::NotRevoked | Revocation::Unknown => Ok(session),

@@ -20,6 +20,8 @@ use uuid::Uuid;
 
 /// Longest token that is looked at, in bytes.
 const MAX_TOKEN: usize = 8 * 1024;
+/// Shortest HS256 secret, in bytes (RFC 7518 §3.2).
+const MIN_SECRET: usize = 32;
 /// Longest `jti`, in bytes: it is a key of the deny-list and the payload of its notification.
 const MAX_JTI: usize = 512;
 /// How far our clock and the minter's may be apart, in seconds (D7).
@@ -55,7 +57,7 @@ pub enum KeyError {
     #[error("QUEEN_PROXY_JWT_ED25519_PUB_PEM_PREVIOUS: not an Ed25519 public key in PEM")]
     PreviousKey,
     /// The secret.
-    #[error("QUEEN_PROXY_JWT_SECRET: cannot be used as an HS256 secret")]
+    #[error("QUEEN_PROXY_JWT_SECRET: an HS256 secret has at least 32 bytes; a shorter one can be guessed")]
     Secret,
     /// A public key of before where nothing of Ed25519 is configured.
     #[error(
@@ -197,6 +199,9 @@ impl SessionKeys {
 
     fn hmac(material: &KeyMaterial, secret: &Secret) -> Result<Self, KeyError> {
         let bytes = secret.expose().as_bytes();
+        if bytes.len() < MIN_SECRET || bytes.trim_ascii().is_empty() {
+            return Err(KeyError::Secret);
+        }
         let mut header = Header::new(Algorithm::HS256);
         header.kid = Some("hs".to_owned());
         Ok(Self {
@@ -270,8 +275,10 @@ impl SessionKeys {
     }
 
     fn session(&self, claims: &Claims) -> Result<Session, TokenError> {
-        let jti = claims.jti.trim();
-        if jti.is_empty() || jti.len() > MAX_JTI || Role::parse(&claims.role).is_none() {
+        let jti = &claims.jti;
+        // Plain text only: the deny-list has to know it by the very same bytes.
+        let plain = jti.bytes().all(|byte| byte.is_ascii_graphic());
+        if jti.is_empty() || jti.len() > MAX_JTI || !plain || Role::parse(&claims.role).is_none() {
             return Err(TokenError::Claims);
         }
         if !self.is_for_us(&claims.aud) {

@@ -89,7 +89,7 @@ fn claims_are_judged_one_by_one() {
         with("aud", json!([])),
         with("aud", json!(["other", "acme.example"])),
         with("nbf", json!(now() + 3600)),
-        with("jti", json!("any text")),
+        with("jti", json!("any-text.of+theirs/")),
         with("role", json!("admin")),
         with("extra", json!({"x": 1})),
         without("iat"),
@@ -111,6 +111,9 @@ fn claims_are_judged_one_by_one() {
         (without("sub"), TokenError::Claims),
         (with("jti", json!("")), TokenError::Claims),
         (with("jti", json!("  ")), TokenError::Claims),
+        (with("jti", json!("a b")), TokenError::Claims),
+        (with("jti", json!("a\u{0}b")), TokenError::Claims),
+        (with("jti", json!("é")), TokenError::Claims),
         (with("jti", json!("x".repeat(513))), TokenError::Claims),
         (with("jti", json!(7)), TokenError::Claims),
         (without("jti"), TokenError::Claims),
@@ -221,6 +224,8 @@ fn the_choice_of_the_signer() {
     assert_eq!(bad(|m| m.ed25519_private = Some(Secret::new(pair(1).public))), KeyError::PrivateKey);
     assert_eq!(bad(|m| m.ed25519_public = Some("x".to_owned())), KeyError::PublicKey);
     assert_eq!(bad(|m| m.ed25519_public = Some(pair(1).private)), KeyError::PublicKey);
+    assert_eq!(bad(|m| m.hmac_secret = Some(Secret::new("x".repeat(31)))), KeyError::Secret);
+    assert_eq!(bad(|m| m.hmac_secret = Some(Secret::new(" ".repeat(40)))), KeyError::Secret);
     assert_eq!(bad(|m| m.ed25519_previous = Some("x".to_owned())), KeyError::PreviousKey);
     assert_eq!(bad(|m| m.ed25519_previous = Some(pair(1).public)), KeyError::PreviousWithoutEd25519);
     for error in [KeyError::PrivateKey, KeyError::PublicKey, KeyError::Secret] {

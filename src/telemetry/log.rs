@@ -16,13 +16,14 @@ pub const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"]
 
 /// Whatever is asked for, these stay quiet: Pingora and the HTTP libraries write whole heads with their
 /// credentials at lower levels, and PostgreSQL's notices are for whoever calls its functions.
-const CAPPED: [&str; 6] = [
+const CAPPED: [&str; 7] = [
     "pingora_core=warn",
     "pingora_proxy=off",
     "pingora_http=warn",
     "h2=warn",
     "hyper=warn",
     "sqlx::postgres::notice=error",
+    "sqlx::pool::acquire=error",
 ];
 
 impl Default for LogSettings {

@@ -124,6 +124,17 @@ async fn a_role_opens_what_the_matrix_says_and_ends_with_its_grant() {
         })
         .await;
     }
+    // A page of another tenant under the same domain does not act for them.
+    let person = someone(&world, &acme, "ann", Some("viewer")).await;
+    let from = |site: &str| {
+        format!(
+            "Host: {}\r\nCookie: queen_session={}\r\nSec-Fetch-Site: {site}\r\n",
+            acme.host(),
+            person.token
+        )
+    };
+    assert_eq!(ask(&world, GET, &from("same-origin")).await.0, 200);
+    assert_eq!(ask(&world, GET, &from("same-site")).await.0, 401);
     let gone = token(Uuid::new_v4(), "gone", &json!({}));
     let answer = world.ask(GET, &bearer(&acme.host(), &gone, ""), "").await;
     assert_eq!((answer.status, answer.json()["error"].clone()), (401, "session no longer valid".into()));
@@ -168,7 +179,7 @@ async fn tokens_that_are_not_ours_are_one_cheap_401() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revoked_session_is_refused_by_every_proxy_at_once_and_until_its_end() {
-    let world = world().proxies(2).start().await;
+    let mut world = world().proxies(2).start().await;
     let acme = world.tenant("acme").await;
     let mut slowest = Duration::ZERO;
     for round in 0..10 {
@@ -191,6 +202,12 @@ async fn a_revoked_session_is_refused_by_every_proxy_at_once_and_until_its_end()
             .await;
         }
         slowest = slowest.max(revoked.elapsed());
+        if round == 0 {
+            // A proxy that was not there to hear it asks the table, and remembers it through an outage.
+            let late = world.add_proxy();
+            world.wait_for_proxy(late).await;
+            assert_eq!(world.ask_proxy(late, GET, &headers, "").await.status, 401);
+        }
     }
     println!("a revoked session on two proxies: {slowest:?} at most in 10 rounds");
 }
@@ -267,6 +284,9 @@ async fn acting_on_a_cluster_tells_nobody_what_exists() {
         bodies.insert((format!("{headers:?}"), answer.body));
     }
     assert_eq!(bodies.len(), 1, "{bodies:?}");
+    // Two names are none.
+    let twice = act(&person.token, "x", &format!("{}\r\nx-queen-act-cluster: {}", acme.slug, acme.slug));
+    assert_eq!(ask(&world, GET, &twice).await, refused(403, "forbidden"));
     // Who is nobody hears 401 before anything is looked up.
     for target in [&acme.slug, "nobody"] {
         let anonymous = format!("Host: {}\r\nx-queen-act-cluster: {target}\r\n", acme.host());
@@ -332,8 +352,12 @@ async fn an_operator_is_nobody_where_operators_are_off() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn on_a_shared_host_the_credential_names_the_cluster() {
-    let world =
-        world().recorder().env("QUEEN_PROXY_SHARED_HOSTS", "Shared.local:6711, other.local.").start().await;
+    let world = world()
+        .recorder()
+        .env("QUEEN_PROXY_OPERATOR_ENABLED", true)
+        .env("QUEEN_PROXY_SHARED_HOSTS", "Shared.local:6711, other.local.")
+        .start()
+        .await;
     let acme = world.tenant("acme").await;
     let globex = world.tenant("globex").await;
     let uuid_of = async |tenant: &Tenant| -> String {
@@ -381,6 +405,15 @@ async fn on_a_shared_host_the_credential_names_the_cluster() {
     );
     assert_eq!(ask(&world, GET, &acme.headers()).await.0, 200);
     assert_eq!(ask(&world, GET, &bearer(&acme.host(), &globex.key, "")).await, refused(403, "forbidden"));
+    // Not by the operator's routes either, and there nobody but a live operator gets anything but 404.
+    let nobody =
+        ["", "Authorization: Bearer qk_live_x\r\n", &format!("Authorization: Bearer {}\r\n", acme.key)];
+    for credential in nobody {
+        for host in [acme.host(), "nobody.local".to_owned(), "shared.local".to_owned()] {
+            let got = ask(&world, "GET /api/v1/status", &format!("Host: {host}\r\n{credential}")).await;
+            assert_eq!(got, refused(404, "route_blocked"), "{host} {credential}");
+        }
+    }
     let health = world.ask("GET /healthz", "Host: x\r\n", "").await;
     assert_eq!(health.json()["shared_hosts"], 2);
 }

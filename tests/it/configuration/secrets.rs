@@ -17,7 +17,7 @@ const SECRETS: &[(&Program, &str)] = &[
     (&CELL, "QUEEN_CELL_SECRET"),
 ];
 
-const TEXT: &str = "s3cret-Text";
+const TEXT: &str = "s3cret-Text-of-more-than-thirty-two-bytes";
 
 /// Environment and file.
 type Given<'a> = (&'a [(&'a str, &'a str)], Option<&'a String>);
@@ -100,7 +100,7 @@ fn a_secret_file_that_cannot_be_read_is_named() {
     let folder = Folder::new();
     let missing = folder.0.path().join("missing").to_str().unwrap().to_owned();
     let directory = folder.0.path().to_str().unwrap().to_owned();
-    let not_text = folder.write("bytes", b"s3cret-Text\xff");
+    let not_text = folder.write("bytes", b"s3cret-Text-of-more-than-thirty-two-bytes\xff");
     for (program, name) in SECRETS {
         let file_name = format!("{name}_FILE");
         for path in [&missing, &directory, &not_text] {
@@ -177,9 +177,11 @@ fn no_secret_is_printed_by_check_or_with_an_error() {
 #[test]
 fn a_broken_file_is_reported_by_line_without_its_content() {
     let folder = Folder::new();
-    for broken in
-        ["pxdb_password = s3cret-Text", "pxdb_password = 's3cret-Text", "pxdb_password = ['s3cret-Text']"]
-    {
+    for broken in [
+        "pxdb_password = s3cret-Text-of-more-than-thirty-two-bytes",
+        "pxdb_password = 's3cret-Text-of-more-than-thirty-two-bytes",
+        "pxdb_password = ['s3cret-Text-of-more-than-thirty-two-bytes']",
+    ] {
         let path = folder.write("broken.toml", format!("# a comment\n\n{broken}\nport = 1\n"));
         let (code, log) = PROXY.run(&["check", "--config", &path], &[]);
         assert_eq!((code, log.matches(TEXT).count()), (1, 0), "{log}");

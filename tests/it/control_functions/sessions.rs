@@ -91,7 +91,7 @@ async fn a_sweep_leaves_what_a_proxy_would_still_accept() {
         .run(
             "BEGIN;
              INSERT INTO queen_proxy.revoked_tokens (jti, expires_at) VALUES
-                ('long gone', '-infinity'), ('gone', now() - interval '11 s'), ('just gone', now() - interval '10 s'),
+                ('long gone', '-infinity'), ('gone', now() - interval '121 s'), ('just gone', now() - interval '120 s'),
                 ('leeway', now() - interval '9.999999 s'), ('expired', now()), ('valid', now() + interval '1 h'),
                 ('end of time', '294276-12-31 23:59:59.999999+00'), ('never', 'infinity')",
         )

@@ -100,6 +100,7 @@ impl Tenant {
 }
 
 /// What a world is to be made of.
+#[allow(clippy::struct_excessive_bools)] // each is one yes or no of its own
 pub struct WorldBuilder {
     proxies: usize,
     environment: Vec<(String, String)>,
