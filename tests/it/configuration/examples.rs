@@ -216,7 +216,9 @@ fn the_groups_without_effect_are_told_apart() {
                 refused.insert((*name).to_owned());
             }
             Err(errors) => {
-                let refused = ["must be", "not an Ed25519", "has at least 32 bytes"].iter().any(|text| errors[0].contains(text));
+                let refused = ["must be", "not an Ed25519", "has at least 32 bytes"]
+                    .iter()
+                    .any(|text| errors[0].contains(text));
                 assert!(refused, "{errors:?}");
             }
         }
