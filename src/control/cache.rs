@@ -150,9 +150,15 @@ impl<K: Key, V: Cached> Cache<K, V> {
 
     /// The newest answer that may be used for `key`.
     pub async fn get(&self, key: K) -> Lookup<V> {
-        if let Some(answer) = self.0.remembered(&key) {
-            return answer;
+        match self.0.remembered(&key) {
+            Some(answer) => answer,
+            // In a box of its own: what waiting needs would make the future of every request large.
+            None => Box::pin(self.refreshed(key)).await,
         }
+    }
+
+    /// The answer where none is fresh.
+    async fn refreshed(&self, key: K) -> Lookup<V> {
         let older = self.0.servable(&key);
         // Where nobody may ask, waiting would only pile up requests.
         let Some(older) = older else {

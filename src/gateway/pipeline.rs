@@ -111,7 +111,7 @@ impl Pipeline {
                 Err(unknown) if self.shared_hosts.is_empty() => return Err(unknown),
                 Err(unknown) => {
                     let (_, class) = classify(head, identity.operators)?;
-                    let live = identity.is_live(&head.headers).await;
+                    let live = Box::pin(identity.is_live(&head.headers)).await;
                     live.map_err(|error| refusal_of(error, class))?;
                     // Where there is no cluster nobody is an operator of its cell either.
                     return Err(if class == RouteClass::Operator { Refusal::RouteBlocked } else { unknown });
@@ -133,9 +133,9 @@ impl Pipeline {
                 // Of two we could not be sure which one is meant; neither names anything.
                 let repeated = head.headers.get_all(ACT_HEADER).iter().nth(1).is_some();
                 let reference = if repeated { "" } else { reference.to_str().unwrap_or_default() };
-                identity.authenticate_acting(&head.headers, reference).await
+                Box::pin(identity.authenticate_acting(&head.headers, reference)).await
             }
-            None => identity.authenticate_shared(&head.headers).await,
+            None => Box::pin(identity.authenticate_shared(&head.headers)).await,
         };
         let (cluster, principal) = identified.map_err(|error| refusal_of(error, class))?;
         Ok(Identified { cluster, principal, target, class })

@@ -72,14 +72,17 @@ impl Identity {
                 let key = self.key(key).await?;
                 if key.cluster == cluster.id { Ok(Principal::ApiKey(key)) } else { Err(AuthError::Mismatch) }
             }
-            Credential::Session(token) => {
-                let session = self.session(token).await?;
-                if session.cluster.is_some_and(|claimed| claimed != cluster.id) {
-                    return Err(AuthError::OtherCluster);
-                }
-                self.person(&session, cluster.id).await.map(Principal::Person)
-            }
+            // Boxed, so that requests with keys do not carry what only sessions need.
+            Credential::Session(token) => Box::pin(self.authenticate_session(token, cluster)).await,
         }
+    }
+
+    async fn authenticate_session(&self, token: &str, cluster: &Cluster) -> Result<Principal, AuthError> {
+        let session = self.session(token).await?;
+        if session.cluster.is_some_and(|claimed| claimed != cluster.id) {
+            return Err(AuthError::OtherCluster);
+        }
+        self.person(&session, cluster.id).await.map(Principal::Person)
     }
 
     /// Who is asking, where a header names the cluster to act on. The kind of the credential is judged
