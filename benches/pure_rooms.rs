@@ -20,6 +20,7 @@ use queen_proxy::{
 use std::{
     hint::black_box,
     pin::pin,
+    sync::Arc,
     task::{Context, Poll, Waker},
 };
 use tokio::runtime::Runtime;
@@ -86,7 +87,7 @@ fn warm() -> Warm {
         control
     });
     let pipeline = Pipeline {
-        directory: Directory::Control(Box::new(Identity {
+        directory: Directory::Control(Arc::new(Identity {
             control: control.clone(),
             sessions: None,
             cookies: CookieNames::new("queen_session"),

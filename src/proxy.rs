@@ -85,10 +85,10 @@ fn directory(config: &ProxyConfig, runtime: &Runtime) -> Result<Directory, Proxy
     if sessions.is_none() {
         tracing::warn!("no key for sessions is configured: only API keys are accepted");
     }
-    Ok(Directory::Control(Box::new(Identity {
+    Ok(Directory::Control(Arc::new(Identity {
         control,
         sessions,
-        cookies: CookieNames::new(&config.sessions.cookie_name),
+        cookies: CookieNames::new(&config.sessions.auth.cookies.name),
         operators: config.sessions.operators,
         strict: config.sessions.revocation_strict,
     })))

@@ -5,6 +5,7 @@ use crate::{
     domain::{secret::Secret, slug::Slug},
     identity::session::{KeyMaterial, SessionKeys},
     policy::host::canonical_host,
+    portal::auth::{AuthSettings, PortalLink, SessionCookies},
     telemetry::log::LogSettings,
 };
 use ipnet::IpNet;
@@ -56,8 +57,8 @@ pub struct ProxyConfig {
 pub struct SessionConfig {
     /// What signs and verifies tokens.
     pub keys: KeyMaterial,
-    /// The session cookie; the cell's own is called after it.
-    pub cookie_name: String,
+    /// Signing in and out.
+    pub auth: AuthSettings,
     /// Whether operators are live on this cell.
     pub operators: bool,
     /// Whether a session is refused while its revocation cannot be ruled out.
@@ -150,6 +151,8 @@ pub struct CacheConfig {
 const PREFIX: &str = "QUEEN_PROXY_";
 /// 30 days: no timeout needs more, and sums stay far from overflow.
 const LONGEST_MS: u64 = 30 * 24 * 3600 * 1000;
+/// A pushed revocation is held for as long.
+const LONGEST_SESSION_S: u64 = 30 * 24 * 3600;
 
 impl ProxyConfig {
     /// Reads the settings and what `check` prints of them.
@@ -271,10 +274,9 @@ fn are_certificates(pem: &str) -> bool {
 }
 
 fn sessions(s: &mut Source) -> SessionConfig {
-    let public_url = s.parsed("QUEEN_PROXY_PUBLIC_URL", "an http:// or https:// URL", |text| {
-        let url = url::Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https"))?;
-        url.host_str().map(str::to_owned)
-    });
+    let public_url = s.parsed("QUEEN_PROXY_PUBLIC_URL", "an http:// or https:// URL", web_url);
+    let public_host = public_url.as_ref().and_then(|url| url.host_str()).map(str::to_owned);
+    let secure = public_url.is_some_and(|url| url.scheme() == "https");
     let audience = s.optional("QUEEN_PROXY_JWT_AUD");
     let cookie_name = s.text("QUEEN_PROXY_COOKIE_NAME", "queen_session", false);
     if !cookie_name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.')) {
@@ -284,17 +286,40 @@ fn sessions(s: &mut Source) -> SessionConfig {
         keys: KeyMaterial {
             issuer: s.text("QUEEN_PROXY_JWT_ISS", "queen-proxy", false),
             // The host that people see, unless another name is given.
-            audience: audience.or(public_url),
+            audience: audience.or(public_host),
             ed25519_private: s.secret("QUEEN_PROXY_JWT_ED25519_PEM", "QUEEN_PROXY_JWT_ED25519_PEM_FILE"),
             ed25519_public: s.optional("QUEEN_PROXY_JWT_ED25519_PUB_PEM"),
             ed25519_previous: s.optional("QUEEN_PROXY_JWT_ED25519_PUB_PEM_PREVIOUS"),
             hmac_secret: s.secret("QUEEN_PROXY_JWT_SECRET", "QUEEN_PROXY_JWT_SECRET_FILE"),
         },
-        cookie_name,
+        auth: auth(s, cookie_name, secure),
         operators: s.flag("QUEEN_PROXY_OPERATOR_ENABLED", false),
         revocation_strict: s.flag("QUEEN_PROXY_REVOCATION_STRICT", false),
         revocation_sweep: millis(s, "QUEEN_PROXY_REVOCATION_SWEEP_MS", 3_600_000, 0),
     }
+}
+
+fn auth(s: &mut Source, cookie_name: String, secure: bool) -> AuthSettings {
+    let domain = s.parsed("QUEEN_PROXY_COOKIE_DOMAIN", "a domain name", |name| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-');
+        name.bytes().all(plain).then(|| name.to_owned())
+    });
+    let url = s.parsed("QUEEN_PROXY_AUTH_PORTAL_URL", "an http:// or https:// URL", web_url);
+    let label = s.text("QUEEN_PROXY_AUTH_PORTAL_LABEL", "Continue to the control plane", false);
+    AuthSettings {
+        ttl_s: s.number("QUEEN_PROXY_JWT_TTL_S", 86_400, 60..=LONGEST_SESSION_S),
+        cookies: SessionCookies { name: cookie_name, domain, secure },
+        portal: url.map(|url| PortalLink { url: url.into(), label }),
+        workers: s.number("QUEEN_PROXY_LOGIN_WORKERS", 1, 1..=64),
+        queue: s.number("QUEEN_PROXY_LOGIN_QUEUE", 64, 1..=10_000),
+        attempts_per_address: s.number("QUEEN_PROXY_LOGIN_ATTEMPTS_PER_ADDRESS", 10, 1..=1_000_000),
+        failures_per_account: s.number("QUEEN_PROXY_LOGIN_FAILURES_PER_ACCOUNT", 10, 1..=1_000_000),
+        max_tracked: s.number("QUEEN_PROXY_LOGIN_MAX_TRACKED", 50_000, 1..=10_000_000),
+    }
+}
+
+fn web_url(text: &str) -> Option<url::Url> {
+    url::Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https"))
 }
 
 fn shared_hosts(list: &str) -> Option<HashSet<String>> {

@@ -5,9 +5,8 @@ use super::source::{Origin, Shown, Source};
 
 const FLAGS: [(&str, bool); 2] = [("QUEEN_PROXY_AUTH_HOST", false), ("QUEEN_PROXY_AUTOPROVISION", false)];
 
-const NUMBERS: [(&str, u64); 10] = [
+const NUMBERS: [(&str, u64); 9] = [
     ("QUEEN_PROXY_MAX_BATCH_ITEMS", 10_000),
-    ("QUEEN_PROXY_JWT_TTL_S", 86_400),
     ("QUEEN_PROXY_RECONCILE_MS", 60_000),
     ("QUEEN_PROXY_REGISTRY_PERSIST_MS", 1_000),
     ("QUEEN_PROXY_STORAGE_REFRESH_MS", 10_000),
@@ -18,10 +17,7 @@ const NUMBERS: [(&str, u64); 10] = [
     ("QUEEN_PROXY_QUOTA_WARN_PERCENT", 80),
 ];
 
-const TEXTS: [(&str, &str); 8] = [
-    ("QUEEN_PROXY_COOKIE_DOMAIN", ""),
-    ("QUEEN_PROXY_AUTH_PORTAL_URL", ""),
-    ("QUEEN_PROXY_AUTH_PORTAL_LABEL", "Continue to the control plane"),
+const TEXTS: [(&str, &str); 5] = [
     ("QUEEN_PROXY_AUTOPROVISION_TENANT", ""),
     ("QUEEN_PROXY_DEFAULT_ROLE", "viewer"),
     ("GOOGLE_CLIENT_ID", ""),

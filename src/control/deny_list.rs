@@ -160,6 +160,7 @@ impl Inner {
     }
 }
 
-fn now_s() -> u64 {
+/// Seconds of the epoch.
+pub fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

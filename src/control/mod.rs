@@ -21,7 +21,7 @@ use crate::{
 };
 use cache::{Cache, Cached, Key, Loaded};
 use dashmap::DashSet;
-pub use deny_list::{DenyList, Revocation};
+pub use deny_list::{DenyList, Revocation, now_s};
 use snapshot::ClusterRow;
 use std::{
     sync::{
@@ -30,8 +30,12 @@ use std::{
     },
     time::Duration,
 };
-use store::{Store, StoreError};
-use tokio::{runtime::Handle, time::interval};
+use store::{Login, Store, StoreError};
+use tokio::{
+    runtime::Handle,
+    sync::{Semaphore, oneshot},
+    time::{interval, sleep},
+};
 use uuid::Uuid;
 
 /// The sha256 of a whole key.
@@ -40,6 +44,10 @@ pub type KeyDigest = [u8; 32];
 /// How long what is known of a user counts.
 const USER_TTL: Duration = Duration::from_secs(5);
 const SWEEP: Duration = Duration::from_secs(30);
+/// Revocations at once that wait for a database that does not take them.
+const MAX_REVOKING: usize = 1_000;
+const REVOKE_AGAIN: Duration = Duration::from_secs(1);
+const REVOKE_AGAIN_MAX: Duration = Duration::from_secs(30);
 
 impl Cached for Cluster {
     fn cluster(&self) -> ClusterId {
@@ -93,6 +101,8 @@ pub struct ControlPlane {
     used: Arc<DashSet<KeyId>>,
     store: Store,
     listening: Arc<AtomicBool>,
+    runtime: Handle,
+    revoking: Arc<Semaphore>,
 }
 
 /// What all caches have in common.
@@ -166,6 +176,8 @@ impl ControlPlane {
             used,
             store,
             listening: Arc::default(),
+            runtime: Handle::current(),
+            revoking: Arc::new(Semaphore::new(MAX_REVOKING)),
         }
     }
 
@@ -197,6 +209,65 @@ impl ControlPlane {
     /// Revoked sessions.
     pub fn deny_list(&self) -> &DenyList {
         &self.deny_list
+    }
+
+    /// What a sign-in needs to know of the user with this email, in lower case.
+    pub async fn login(&self, email: String) -> Result<Option<Login>, StoreError> {
+        self.here(|store| async move { store.login(&email).await }).await
+    }
+
+    /// Notes that a user signed in.
+    pub async fn record_login(&self, user: UserId) -> Result<(), StoreError> {
+        self.here(|store| async move { store.record_login(user).await }).await
+    }
+
+    /// A user's account and clusters as JSON; all clusters for a live operator.
+    pub async fn account(&self, user: UserId, operators: bool) -> Result<Option<String>, StoreError> {
+        self.here(|store| async move { store.account(user, operators).await }).await
+    }
+
+    /// Revokes a token: here at once, in the table now or as soon as the database takes it, and from there
+    /// on every proxy. Returns after the first try.
+    pub async fn revoke(&self, jti: String, expires: u64, user: UserId) {
+        self.deny_list.push(&jti);
+        let Ok(permit) = Arc::clone(&self.revoking).try_acquire_owned() else {
+            tracing::error!("a session was revoked on this proxy only: too many revocations wait");
+            return;
+        };
+        let store = self.store.clone();
+        let (tried, first_try) = oneshot::channel::<()>();
+        self.runtime.spawn(async move {
+            let _permit = permit;
+            let mut tried = Some(tried);
+            let mut pause = REVOKE_AGAIN;
+            loop {
+                let done = store.revoke_session(&jti, expires, user).await;
+                drop(tried.take());
+                match done {
+                    Err(error) if error.is_silence() && now_s() <= expires => {
+                        tracing::warn!(%error, retry_in = ?pause, "a revocation is not in the table yet");
+                    }
+                    Err(error) => {
+                        tracing::error!(%error, "a session was revoked on this proxy only");
+                        return;
+                    }
+                    Ok(()) => return,
+                }
+                sleep(pause).await;
+                pause = (pause * 2).min(REVOKE_AGAIN_MAX);
+            }
+        });
+        let _ = first_try.await;
+    }
+
+    /// Runs a query on our runtime, where the pool's connections live; a request that goes away does not
+    /// end it half-way.
+    async fn here<T: Send + 'static, L>(&self, query: impl FnOnce(Store) -> L) -> Result<T, StoreError>
+    where
+        L: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        let query = self.runtime.spawn(query(self.store.clone()));
+        query.await.unwrap_or(Err(StoreError::Malformed("a query panicked")))
     }
 
     /// Whether changes are heard of at once; otherwise they are found when entries expire.

@@ -85,6 +85,14 @@ impl From<sqlx::Error> for StoreError {
     }
 }
 
+/// What a sign-in needs to know of a user.
+pub struct Login {
+    /// Who.
+    pub user: UserId,
+    /// The bcrypt hash of the password, for those who have one.
+    pub password_hash: Option<String>,
+}
+
 /// A pool of connections to pxdb and the queries on it.
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -177,6 +185,59 @@ impl Store {
                 .await
         })
         .await
+    }
+
+    /// What a sign-in needs to know of the user with this email, which is in lower case.
+    pub async fn login(&self, email: &str) -> Result<Option<Login>, StoreError> {
+        let row = self
+            .ask(async |connection| {
+                sqlx::query(include_str!("sql/login.sql")).bind(email).fetch_optional(&mut **connection).await
+            })
+            .await?;
+        let Some(row) = row else { return Ok(None) };
+        Ok(Some(Login { user: UserId(row.try_get("id")?), password_hash: row.try_get("password_hash")? }))
+    }
+
+    /// Notes that a user signed in.
+    pub async fn record_login(&self, user: UserId) -> Result<(), StoreError> {
+        self.ask(async |connection| {
+            sqlx::query("SELECT queen_proxy.record_user_login($1)")
+                .bind(user.0)
+                .execute(&mut **connection)
+                .await
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// A user's account and the clusters they have a role on, as JSON; an operator's are all when
+    /// `operators` are live. None: there is no such user.
+    pub async fn account(&self, user: UserId, operators: bool) -> Result<Option<String>, StoreError> {
+        self.ask(async |connection| {
+            sqlx::query_scalar(include_str!("sql/account.sql"))
+                .bind(user.0)
+                .bind(operators)
+                .fetch_optional(&mut **connection)
+                .await
+        })
+        .await
+    }
+
+    /// Puts a token of this user on the deny-list until `expires`, in seconds of the epoch.
+    pub async fn revoke_session(&self, jti: &str, expires: u64, user: UserId) -> Result<(), StoreError> {
+        // Exact up to the year 285 million.
+        #[allow(clippy::cast_precision_loss)]
+        let expires = expires as f64;
+        self.ask(async |connection| {
+            sqlx::query("SELECT queen_proxy.revoke_session($1, to_timestamp($2), 'user', $3)")
+                .bind(jti)
+                .bind(expires)
+                .bind(user.0)
+                .execute(&mut **connection)
+                .await
+        })
+        .await?;
+        Ok(())
     }
 
     /// Whether a token's id is on the deny-list.

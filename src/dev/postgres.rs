@@ -100,6 +100,11 @@ impl Postgres {
         self.settings.port
     }
 
+    /// The folder with its data and its log.
+    pub fn folder(&self) -> &Path {
+        &self.settings.folder
+    }
+
     /// The superuser's password.
     pub fn password(&self) -> Secret {
         Secret::new(self.password.clone())

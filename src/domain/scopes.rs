@@ -60,4 +60,14 @@ impl Role {
             _ => None,
         }
     }
+
+    /// The word of `cluster_roles.role`.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Admin => "admin",
+            Self::Producer => "producer",
+            Self::Consumer => "consumer",
+            Self::Viewer => "viewer",
+        }
+    }
 }

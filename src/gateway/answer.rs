@@ -1,8 +1,11 @@
 //! Writing our own answers, so that the client's connection can go on where that is safe.
 
 use super::refusal::Refusal;
-use crate::domain::ids::RequestId;
-use bytes::Bytes;
+use crate::{domain::ids::RequestId, portal::Reply};
+use http::{
+    HeaderValue,
+    header::{ALLOW, RETRY_AFTER},
+};
 use pingora::{Result, http::ResponseHeader, prelude::Session};
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
@@ -12,15 +15,8 @@ use tokio::time::{Instant, timeout_at};
 const DRAIN_BYTES: usize = 1 << 20;
 const DRAIN_TIME: Duration = Duration::from_secs(2);
 
-/// A JSON answer.
-pub(super) struct Answer {
-    pub status: u16,
-    pub body: Bytes,
-    pub allow: Option<&'static str>,
-}
-
 /// Writes an answer with type, length and request id, then reads what is left of the request.
-pub(super) async fn write(session: &mut Session, id: RequestId, answer: Answer) -> Result<()> {
+pub(super) async fn write(session: &mut Session, id: RequestId, reply: Reply) -> Result<()> {
     // A client that waits for "100 Continue" does not send its body now, and the next request
     // would be taken for it.
     let expects = session.req_header().headers.contains_key("expect");
@@ -30,16 +26,16 @@ pub(super) async fn write(session: &mut Session, id: RequestId, answer: Answer) 
     } else {
         session.as_downstream_mut().set_close_on_response_before_downstream_finish(false);
     }
-    let mut head = ResponseHeader::build(answer.status, Some(5))?;
-    head.insert_header("content-type", "application/json")?;
-    head.insert_header("content-length", answer.body.len())?;
+    let mut head = ResponseHeader::build(reply.status, Some(4 + reply.headers.len()))?;
+    head.insert_header("content-type", reply.content_type)?;
+    head.insert_header("content-length", reply.body.len())?;
     let mut buffer = [0; uuid::fmt::Hyphenated::LENGTH];
     head.insert_header("x-queen-request-id", id.text(&mut buffer))?;
-    if let Some(methods) = answer.allow {
-        head.insert_header("allow", methods)?;
+    for (name, value) in reply.headers {
+        head.append_header(name, value)?;
     }
     session.write_response_header(Box::new(head), false).await?;
-    session.write_response_body(Some(answer.body), true).await?;
+    session.write_response_body(Some(reply.body), true).await?;
     if unread && !expects && !drain(session).await {
         session.set_keepalive(None);
     }
@@ -52,7 +48,17 @@ pub(super) async fn refuse(session: &mut Session, id: RequestId, refusal: Refusa
     if refusal.ends_connection() {
         session.set_keepalive(None);
     }
-    write(session, id, Answer { status: wire.status, body: wire.body(), allow: None }).await
+    let mut reply = Reply { status: wire.status, ..Reply::document(wire.body()) };
+    reply.headers.extend(wire.retry_after.map(|seconds| (RETRY_AFTER, HeaderValue::from(seconds))));
+    write(session, id, reply).await
+}
+
+/// Writes that a route takes other methods.
+pub(super) async fn refuse_method(session: &mut Session, id: RequestId, allow: &'static str) -> Result<()> {
+    let wire = Refusal::MethodNotAllowed.wire();
+    let mut reply = Reply { status: wire.status, ..Reply::document(wire.body()) };
+    reply.headers.push((ALLOW, HeaderValue::from_static(allow)));
+    write(session, id, reply).await
 }
 
 /// Reads the rest of the body; false when it is too long, too slow or broken.

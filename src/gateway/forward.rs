@@ -10,7 +10,7 @@ use crate::{
     policy::route,
 };
 use http::{
-    HeaderName, HeaderValue, Uri,
+    HeaderMap, HeaderName, HeaderValue, Uri,
     header::{AUTHORIZATION, HOST},
     uri::PathAndQuery,
 };
@@ -62,6 +62,43 @@ pub(super) struct ClientSide<'r> {
     pub trusted: &'r [IpNet],
 }
 
+impl ClientSide<'_> {
+    /// Whether the peer is a proxy whose `X-Forwarded-*` count.
+    fn is_trusted(&self) -> bool {
+        self.peer.is_some_and(|peer| self.trusts(unmapped(peer.ip())))
+    }
+
+    fn trusts(&self, address: IpAddr) -> bool {
+        self.trusted.iter().any(|network| network.contains(&address))
+    }
+
+    /// The client's own address: the nearest in the chain that is no proxy we trust. What is behind it
+    /// anybody may have written.
+    pub fn address(&self, headers: &HeaderMap) -> Option<IpAddr> {
+        let peer = unmapped(self.peer?.ip());
+        if !self.is_trusted() {
+            return Some(peer);
+        }
+        let lines = headers.get_all("x-forwarded-for").iter().rev();
+        let chain = lines.flat_map(|line| line.to_str().unwrap_or_default().rsplit(','));
+        let mut nearest = peer;
+        for entry in chain {
+            let Ok(address) = entry.trim().parse() else { break };
+            nearest = unmapped(address);
+            if !self.trusts(nearest) {
+                break;
+            }
+        }
+        Some(nearest)
+    }
+
+    /// Whether the client came by https, as far as a proxy we trust says so.
+    pub fn is_https(&self, headers: &HeaderMap) -> bool {
+        let proto = headers.get("x-forwarded-proto");
+        self.is_trusted() && proto.is_some_and(|proto| proto.as_bytes().eq_ignore_ascii_case(b"https"))
+    }
+}
+
 /// Rewrites the head: what the client may not say is removed, then ours is set.
 pub(super) fn rewrite(
     head: &mut RequestHeader,
@@ -70,10 +107,7 @@ pub(super) fn rewrite(
     client: &ClientSide<'_>,
     tenant_header: bool,
 ) -> Option<()> {
-    let trusted = client.peer.is_some_and(|peer| {
-        let address = unmapped(peer.ip());
-        client.trusted.iter().any(|network| network.contains(&address))
-    });
+    let trusted = client.is_trusted();
     let forwarded_for = forwarded_for(head, client.peer, trusted);
     let kept = |head: &RequestHeader, name: &str| {
         if trusted { head.headers.get(name).cloned() } else { None }

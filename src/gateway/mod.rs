@@ -8,17 +8,21 @@ mod answer;
 mod body;
 mod forward;
 mod head;
+mod own;
 pub mod pipeline;
 pub mod refusal;
 pub mod server;
 
-use crate::{config::proxy::Timeouts, domain::ids::RequestId, portal::Portal};
-use answer::Answer;
+use crate::{
+    config::proxy::Timeouts,
+    domain::ids::RequestId,
+    portal::{Portal, Route},
+};
 use async_trait::async_trait;
 use body::Collector;
 use bytes::Bytes;
 use forward::{ClientSide, Forward};
-use http::{Method, StatusCode};
+use http::StatusCode;
 use ipnet::IpNet;
 use pingora::{
     Error, ErrorSource, ErrorType, Result,
@@ -118,8 +122,8 @@ impl ProxyHttp for Gateway {
             answer::refuse(session, ctx.id, refusal).await?;
             return Ok(true);
         }
-        if let Some(document) = head::target(head).and_then(|target| self.portal.document(target.path)) {
-            self.answer_document(session, ctx, document).await?;
+        if let Some(route) = head::target(head).and_then(|target| Route::of(target.path)) {
+            self.serve_own(session, ctx.id, route).await?;
             return Ok(true);
         }
         match self.pipeline.admit(head).await {
@@ -282,17 +286,5 @@ fn outcome(e: &Error, body_done: bool) -> Option<Refusal> {
         (ErrorSource::Downstream | ErrorSource::Unset, ReadTimedout) => Some(Refusal::ClientStalled),
         (ErrorSource::Downstream, _) => Some(Refusal::Framing("malformed request")),
         _ => Some(Refusal::Internal),
-    }
-}
-
-impl Gateway {
-    async fn answer_document(&self, session: &mut Session, ctx: &Context, document: Bytes) -> Result<()> {
-        let answer = if matches!(session.req_header().method, Method::GET | Method::HEAD) {
-            Answer { status: 200, body: document, allow: None }
-        } else {
-            let wire = Refusal::MethodNotAllowed.wire();
-            Answer { status: wire.status, body: wire.body(), allow: Some("GET, HEAD") }
-        };
-        answer::write(session, ctx.id, answer).await
     }
 }

@@ -32,7 +32,7 @@ use std::{collections::HashSet, sync::Arc};
 /// Where clusters and callers are looked up.
 pub enum Directory {
     /// The control plane.
-    Control(Box<Identity>),
+    Control(Arc<Identity>),
     /// One synthetic cluster for every host; keys are not known, so only a proxy that does not
     /// authenticate can serve it.
     Static(Arc<Cluster>),
@@ -61,6 +61,15 @@ pub struct Admitted {
     pub(super) inspection: Option<Inspection>,
 }
 
+/// What a request is for.
+#[derive(Clone, Copy)]
+enum Surface {
+    /// A route of the cell.
+    Data,
+    /// Our own answer to who is asking.
+    Who,
+}
+
 /// Who asks for what, on which cluster.
 struct Identified<'r> {
     cluster: Arc<Cluster>,
@@ -72,7 +81,7 @@ struct Identified<'r> {
 impl Pipeline {
     /// Every check of a data-plane request whose framing is sound, in order.
     pub async fn admit(&self, head: &RequestHeader) -> Result<Admitted, Refusal> {
-        let Identified { cluster, principal, target, class } = self.identify(head).await?;
+        let Identified { cluster, principal, target, class } = self.identify(head, Surface::Data).await?;
         if class == RouteClass::Operator && !may(&principal, class) {
             return Err(Refusal::RouteBlocked);
         }
@@ -96,12 +105,22 @@ impl Pipeline {
         Ok(Admitted { forward: Forward { cluster, principal, budget }, inspection })
     }
 
+    /// On which cluster a request would act, and as whom.
+    pub async fn who(&self, head: &RequestHeader) -> Result<(Arc<Cluster>, Principal), Refusal> {
+        let Identified { cluster, principal, .. } = self.identify(head, Surface::Who).await?;
+        if cluster.restriction.is_suspended() { Err(Refusal::Suspended) } else { Ok((cluster, principal)) }
+    }
+
     /// Resolve, classify, authenticate. Where the host names the cluster it is resolved first; where the
     /// credential or a header names it, only after the credential has been judged.
-    async fn identify<'r>(&self, head: &'r RequestHeader) -> Result<Identified<'r>, Refusal> {
+    async fn identify<'r>(
+        &self,
+        head: &'r RequestHeader,
+        surface: Surface,
+    ) -> Result<Identified<'r>, Refusal> {
         let identity = match &self.directory {
             Directory::Control(identity) => identity,
-            Directory::Static(cluster) => return self.identify_static(head, cluster),
+            Directory::Static(cluster) => return self.identify_static(head, surface, cluster),
         };
         let host = head::host(head);
         let act = head.headers.get(ACT_HEADER);
@@ -110,14 +129,14 @@ impl Pipeline {
                 Ok(cluster) => cluster,
                 Err(unknown) if self.shared_hosts.is_empty() => return Err(unknown),
                 Err(unknown) => {
-                    let (_, class) = classify(head, identity.operators)?;
+                    let (_, class) = classify(head, surface, identity.operators)?;
                     let live = Box::pin(identity.is_live(&head.headers)).await;
                     live.map_err(|error| refusal_of(error, class))?;
                     // Where there is no cluster nobody is an operator of its cell either.
                     return Err(if class == RouteClass::Operator { Refusal::RouteBlocked } else { unknown });
                 }
             };
-            let (target, class) = classify(head, identity.operators)?;
+            let (target, class) = classify(head, surface, identity.operators)?;
             let principal = if self.dev_insecure {
                 Principal::Anyone
             } else {
@@ -126,7 +145,7 @@ impl Pipeline {
             };
             return Ok(Identified { cluster, principal, target, class });
         }
-        let (target, class) = classify(head, identity.operators)?;
+        let (target, class) = classify(head, surface, identity.operators)?;
         let identified = match act {
             _ if self.dev_insecure => Err(AuthError::NotRetargeted),
             Some(reference) => {
@@ -144,9 +163,10 @@ impl Pipeline {
     fn identify_static<'r>(
         &self,
         head: &'r RequestHeader,
+        surface: Surface,
         cluster: &Arc<Cluster>,
     ) -> Result<Identified<'r>, Refusal> {
-        let (target, class) = classify(head, false)?;
+        let (target, class) = classify(head, surface, false)?;
         if !self.dev_insecure {
             let missing = head.headers.get(AUTHORIZATION).is_none();
             return Err(Refusal::Auth(if missing { AuthError::Missing } else { AuthError::UnknownKey }));
@@ -209,9 +229,18 @@ impl Pipeline {
 }
 
 /// The class of a route that is open to tenants, or to operators where there are any.
-fn classify(head: &RequestHeader, operators: bool) -> Result<(Target<'_>, RouteClass), Refusal> {
-    let target = head::target(head).filter(|t| path::is_canonical(t.path) && route::is_data_plane(t.path));
-    let target = target.ok_or(Refusal::RouteBlocked)?;
+fn classify(
+    head: &RequestHeader,
+    surface: Surface,
+    operators: bool,
+) -> Result<(Target<'_>, RouteClass), Refusal> {
+    let target = head::target(head).ok_or(Refusal::RouteBlocked)?;
+    if let Surface::Who = surface {
+        return Ok((target, RouteClass::Read));
+    }
+    if !path::is_canonical(target.path) || !route::is_data_plane(target.path) {
+        return Err(Refusal::RouteBlocked);
+    }
     match route::classify(&head.method, target.path) {
         RouteClass::Blocked => Err(Refusal::RouteBlocked),
         RouteClass::Operator if !operators => Err(Refusal::RouteBlocked),

@@ -1,6 +1,6 @@
 //! Every answer of our own that is not a success: one enum, one table to the wire (proxy contract §8).
 
-use crate::identity::AuthError;
+use crate::{identity::AuthError, portal::auth::AuthRefusal};
 use bytes::Bytes;
 
 /// Why a request goes no further.
@@ -16,6 +16,8 @@ pub enum Refusal {
     RouteBlocked,
     /// A local route that takes other methods.
     MethodNotAllowed,
+    /// A local route of a part that is not set up.
+    NotConfigured,
     /// Not who it has to be.
     Auth(AuthError),
     /// Tenant or cluster suspended or being deleted.
@@ -42,6 +44,8 @@ pub enum Refusal {
     CellGarbled,
     /// The cell is late.
     CellLate,
+    /// Signing in or out.
+    Portal(AuthRefusal),
     /// A fault of our own.
     Internal,
 }
@@ -55,6 +59,8 @@ pub struct Wire {
     /// For people. Published clients steer their retries by the words "timeout", "timed out" and
     /// "connection" in it, so none of these appears.
     pub text: &'static str,
+    /// `Retry-After`, in seconds.
+    pub retry_after: Option<u32>,
 }
 
 impl Refusal {
@@ -66,6 +72,7 @@ impl Refusal {
             Self::UnknownCluster => (421, "cluster_unknown", "no cluster for this host"),
             Self::RouteBlocked => (404, "route_blocked", "not available"),
             Self::MethodNotAllowed => (405, "method_not_allowed", "method not allowed"),
+            Self::NotConfigured => (404, "not_configured", "not set up on this proxy"),
             Self::Auth(AuthError::Missing) => (401, "unauthorized", "missing bearer credential"),
             Self::Auth(AuthError::UnknownKey) => (401, "unauthorized", "unknown or revoked api key"),
             Self::Auth(AuthError::Unverifiable) => {
@@ -95,9 +102,29 @@ impl Refusal {
             Self::CellRefusesUs => (502, "bad_gateway", "the cell does not accept this proxy"),
             Self::CellGarbled => (502, "bad_gateway", "the cell's answer cannot be read"),
             Self::CellLate => (504, "upstream_timeout", "the cell did not answer in time"),
-            Self::Internal => (500, "internal", "internal error"),
+            Self::Portal(AuthRefusal::Auth(error)) => return Self::Auth(error).wire(),
+            Self::Portal(AuthRefusal::NoSession) => (401, "unauthorized", "no session"),
+            Self::Portal(AuthRefusal::InvalidSession) => (401, "unauthorized", "invalid session"),
+            Self::Portal(AuthRefusal::FromElsewhere) => (403, "forbidden", "sign in on a page of this host"),
+            Self::Portal(AuthRefusal::NoForm) => {
+                (400, "invalid_request", "send email and password as application/x-www-form-urlencoded")
+            }
+            Self::Portal(AuthRefusal::TooMany(_)) => (429, "rate_limited", "too many attempts to sign in"),
+            Self::Portal(AuthRefusal::Busy) => (503, "unavailable", "too many people sign in at the moment"),
+            Self::Portal(AuthRefusal::Unavailable) => {
+                (503, "unavailable", "the control plane does not answer")
+            }
+            Self::Portal(AuthRefusal::NotConfigured) => {
+                (503, "not_configured", "this proxy makes no sessions")
+            }
+            Self::Portal(AuthRefusal::Internal) | Self::Internal => (500, "internal", "internal error"),
         };
-        Wire { status, code, text }
+        let retry_after = match self {
+            Self::Portal(AuthRefusal::TooMany(seconds)) => Some(seconds),
+            Self::Portal(AuthRefusal::Busy | AuthRefusal::Unavailable) => Some(1),
+            _ => None,
+        };
+        Wire { status, code, text, retry_after }
     }
 
     /// Whether the client's connection must end: its next bytes cannot be trusted to be a request.
@@ -117,7 +144,7 @@ impl Wire {
 #[cfg(test)]
 mod tests {
     use super::Refusal;
-    use crate::identity::AuthError;
+    use crate::{identity::AuthError, portal::auth::AuthRefusal};
 
     #[test]
     fn texts_are_plain_and_hold_no_word_that_steers_a_client() {
@@ -150,6 +177,17 @@ mod tests {
             Refusal::CellRefusesUs,
             Refusal::CellGarbled,
             Refusal::CellLate,
+            Refusal::Portal(AuthRefusal::NoSession),
+            Refusal::Portal(AuthRefusal::InvalidSession),
+            Refusal::Portal(AuthRefusal::Auth(AuthError::UserGone)),
+            Refusal::Portal(AuthRefusal::FromElsewhere),
+            Refusal::Portal(AuthRefusal::NoForm),
+            Refusal::Portal(AuthRefusal::TooMany(1)),
+            Refusal::Portal(AuthRefusal::Busy),
+            Refusal::Portal(AuthRefusal::Unavailable),
+            Refusal::Portal(AuthRefusal::NotConfigured),
+            Refusal::Portal(AuthRefusal::Internal),
+            Refusal::NotConfigured,
             Refusal::Internal,
         ];
         for refusal in all {

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     config::proxy::ProxyConfig,
     identity::session::SessionKeys,
-    portal::{Health, Portal},
+    portal::{Health, Portal, auth::Auth},
     process::stop_signal,
 };
 use async_trait::async_trait;
@@ -41,6 +41,9 @@ pub enum ServeError {
         /// The system's word for it.
         reason: std::io::Error,
     },
+    /// The threads that check passwords.
+    #[error("cannot start the threads that check passwords: {0}")]
+    Threads(std::io::Error),
     /// Pingora refuses its settings.
     #[error("the gateway cannot be set up")]
     Setup,
@@ -71,11 +74,14 @@ pub fn run(config: &ProxyConfig, directory: Directory) -> Result<(), ServeError>
         status: "ok",
         tenant_header: config.tenant_header,
     };
-    let jwks = match &directory {
-        Directory::Control(identity) => identity.sessions.as_ref().map(SessionKeys::jwks),
-        Directory::Static(_) => None,
+    let portal = match &directory {
+        Directory::Control(identity) => {
+            let jwks = identity.sessions.as_ref().map(SessionKeys::jwks);
+            let auth = Auth::new(Arc::clone(identity), config.sessions.auth.clone());
+            Portal::new(health, jwks, Some(auth.map_err(ServeError::Threads)?))
+        }
+        Directory::Static(_) => Portal::new(health, None, None),
     };
-    let portal = Portal::new(health, jwks);
     let gateway = Gateway {
         pipeline: Pipeline {
             directory,

@@ -55,23 +55,22 @@ pub fn credential<'h>(headers: &'h HeaderMap, cookies: &CookieNames) -> Credenti
     }
 }
 
-/// The session in the cookies, all `Cookie` headers together. A key in a cookie is not one. Where the browser
-/// says from where the request comes, only our own pages count: sites of the same domain are other tenants'.
+/// The session in the cookies, unless a browser navigates.
 fn cookie<'h>(headers: &'h HeaderMap, names: &CookieNames) -> Option<&'h str> {
-    let says = |name: &str, word: &[u8]| {
-        headers.get(name).is_some_and(|value| value.as_bytes().trim_ascii().eq_ignore_ascii_case(word))
-    };
-    if says("sec-fetch-mode", b"navigate") {
+    if says(headers, "sec-fetch-mode", b"navigate") {
         return None;
     }
-    if headers.contains_key("sec-fetch-site")
-        && !says("sec-fetch-site", b"same-origin")
-        && !says("sec-fetch-site", b"none")
-    {
-        return None;
-    }
+    session_cookies(headers, names).next().flatten()
+}
+
+/// The session cookies, all `Cookie` headers together, the cell's own first; `None` for one that holds no
+/// token: a key in a cookie is not one. None at all on a request from another site.
+pub fn session_cookies<'h>(
+    headers: &'h HeaderMap,
+    names: &CookieNames,
+) -> impl Iterator<Item = Option<&'h str>> {
     // By bytes: somebody else's cookie may hold anything.
-    let pairs = || {
+    let pairs = move || {
         let values =
             headers.get_all(COOKIE).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b';'));
         values.filter_map(|pair| {
@@ -80,9 +79,23 @@ fn cookie<'h>(headers: &'h HeaderMap, names: &CookieNames) -> Option<&'h str> {
             Some((&pair[..end], &pair[end + 1..])).filter(|(_, value)| !value.is_empty())
         })
     };
-    let found = names.0.iter().find_map(|name| pairs().find(|(given, _)| *given == name.as_bytes()));
-    let token = std::str::from_utf8(found?.1).ok()?;
-    (!token.starts_with("qk_")).then_some(token)
+    let names = if is_from_elsewhere(headers) { &[] } else { names.0.as_slice() };
+    names.iter().filter_map(move |name| {
+        let (_, value) = pairs().find(|(given, _)| *given == name.as_bytes())?;
+        Some(std::str::from_utf8(value).ok().filter(|token| !token.starts_with("qk_")))
+    })
+}
+
+/// Whether a browser says that the request was made by a page of another origin. Sites of the same domain
+/// are other tenants'.
+pub fn is_from_elsewhere(headers: &HeaderMap) -> bool {
+    headers.contains_key("sec-fetch-site")
+        && !says(headers, "sec-fetch-site", b"same-origin")
+        && !says(headers, "sec-fetch-site", b"none")
+}
+
+fn says(headers: &HeaderMap, name: &str, word: &[u8]) -> bool {
+    headers.get(name).is_some_and(|value| value.as_bytes().trim_ascii().eq_ignore_ascii_case(word))
 }
 
 /// What a key is looked up by: the sha256 of all of it.

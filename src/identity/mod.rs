@@ -13,7 +13,7 @@ use crate::{
         slug::Slug,
     },
 };
-pub use credential::{CookieNames, Credential, credential, digest};
+pub use credential::{CookieNames, Credential, credential, digest, is_from_elsewhere, session_cookies};
 use http::HeaderMap;
 use session::{Session, SessionKeys};
 use std::sync::Arc;
@@ -179,13 +179,15 @@ impl Identity {
         }
     }
 
+    /// A token that is ours and has not ended; it may be revoked.
+    pub fn verify(&self, token: &str) -> Option<Session> {
+        let verified = self.sessions.as_ref()?.verify(token);
+        verified.inspect_err(|reason| tracing::debug!(?reason, "a token is refused")).ok()
+    }
+
     /// A token that is ours, in force and not revoked.
     pub async fn session(&self, token: &str) -> Result<Session, AuthError> {
-        let keys = self.sessions.as_ref().ok_or(AuthError::Invalid)?;
-        let session = keys.verify(token).map_err(|reason| {
-            tracing::debug!(?reason, "a token is refused");
-            AuthError::Invalid
-        })?;
+        let session = self.verify(token).ok_or(AuthError::Invalid)?;
         // A strict proxy that does not hear of revocations believes no older answer.
         let fresh = self.strict && !self.control.is_listening();
         match self.control.deny_list().look_up(&session.jti, session.expires, fresh).await {
@@ -219,7 +221,8 @@ impl Identity {
         matches!(self.control.user(session.user).await, Lookup::Found(user) if user.is_operator)
     }
 
-    async fn is_there(&self, session: &Session) -> Result<(), AuthError> {
+    /// Whether the session's user exists; in doubt, yes.
+    pub async fn is_there(&self, session: &Session) -> Result<(), AuthError> {
         match self.control.user(session.user).await {
             Lookup::Absent => Err(AuthError::UserGone),
             Lookup::Found(_) | Lookup::Unavailable => Ok(()),

@@ -15,6 +15,7 @@ mod front_door;
 mod hostile_requests;
 mod isolation;
 mod kv_vectors;
+mod login;
 mod outages;
 mod published_clients;
 mod sessions;

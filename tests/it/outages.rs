@@ -213,3 +213,52 @@ fn loads(world: &World) -> (usize, usize) {
         |of: &str| log.lines().filter(|line| line.contains("sqlx::query") && line.contains(of)).count();
     (count("FROM queen_proxy.clusters c"), count("unnest(scopes)"))
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listener_that_hears_nothing_more_is_replaced() {
+    let world = World::builder().recorder().proxies(2).relay().env("PXDB_TIMEOUT_MS", 500).start().await;
+    let tenant = world.tenant("acme").await;
+    let (id, key) = world.key(tenant.cluster, &["read"]).await;
+    let headers = format!("Host: {}\r\nAuthorization: Bearer {key}\r\n", tenant.host());
+    let asked = async |proxy: usize| world.ask_proxy(proxy, "GET /api/v1/kv/ns/k", &headers, "").await.status;
+    assert_eq!((asked(0).await, asked(1).await), (200, 200));
+    world.relay().silence_listeners();
+    world.sql(&format!("SELECT queen_proxy.revoke_api_key('{id}')")).await;
+    // A heartbeat after 5 s of silence, its answer's time, and a new connection.
+    for proxy in 0..2 {
+        eventually("401 on every proxy", Duration::from_secs(10), async || {
+            (asked(proxy).await == 401).then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_black_holed_database_is_bridged_and_recovered_from() {
+    let world = World::builder()
+        .recorder()
+        .relay()
+        .env("PXDB_TIMEOUT_MS", 500)
+        .env("QUEEN_PROXY_CACHE_TTL_MS", 50)
+        .start()
+        .await;
+    let known = world.tenant("acme").await;
+    let unknown = world.tenant("globex").await;
+    assert_eq!(status(&world, &known).await, 200);
+    world.relay().fall_silent();
+    let started = Instant::now();
+    // Every entry has expired many times over by the end.
+    while started.elapsed() < Duration::from_secs(3) {
+        let asked = Instant::now();
+        assert_eq!(status(&world, &known).await, 200);
+        assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
+    }
+    let answer = world.ask("GET /api/v1/kv/ns/k", &unknown.headers(), "").await;
+    assert_eq!((answer.status, answer.code()), (421, "cluster_unknown".to_owned()));
+    world.relay().speak();
+    eventually("the unknown tenant", Duration::from_secs(10), async || {
+        (status(&world, &unknown).await == 200).then_some(())
+    })
+    .await;
+    assert_eq!(status(&world, &known).await, 200);
+}

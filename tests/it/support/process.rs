@@ -1,5 +1,6 @@
 //! A program of ours as a child process whose log is shown when its test fails.
 
+use super::secrets;
 use nix::{
     fcntl::{Flock, FlockArg},
     sys::signal::{Signal, kill},
@@ -57,6 +58,7 @@ impl Process {
     ) -> Self {
         let log = folder.join(format!("{name}-{}.log", uuid::Uuid::new_v4().simple()));
         let file = File::create(&log).unwrap();
+        secrets::remember(environment);
         let child = Command::new(binary)
             .args(arguments)
             .env_clear()
@@ -114,6 +116,9 @@ impl Drop for Process {
         // A panic in a request kills that request alone, so nothing else would show it.
         if !std::thread::panicking() {
             assert!(!log.contains("panicked at"), "{} panicked:\n{log}", self.name);
+            // `dev` shows the demo key: that is what it is for.
+            let shown = if self.name == "dev" { &["qk_"][..] } else { &[] };
+            secrets::assert_none(self.name, &log, shown);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A whole deployment for one test: databases, a cell, proxies, tenants.
 
-use super::{Process, Recorder, Socket, eventually, free_port};
+use super::{Process, Recorder, Relay, Socket, eventually, free_port, secrets};
 use queen_proxy::{
     config::proxy::ProxyConfig,
     control::migrate::migrate,
@@ -67,9 +67,23 @@ impl Postgresql {
             .database(database)
     }
 
+    /// What the server has written to its log.
+    fn log(&self) -> String {
+        let folder = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).folder().to_owned();
+        std::fs::read_to_string(folder.join("postgres.log")).unwrap_or_default()
+    }
+
     /// A superuser's connection.
     pub async fn connect(&self, database: &str) -> PgConnection {
         PgConnection::connect_with(&self.connect_options(database)).await.unwrap()
+    }
+}
+
+impl Drop for Postgresql {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            secrets::assert_none("postgres", &self.log(), &[]);
+        }
     }
 }
 
@@ -107,10 +121,17 @@ pub struct WorldBuilder {
     own_control_postgres: bool,
     own_cell_postgres: bool,
     recorder: bool,
+    relay: bool,
     proxies_migrate: bool,
 }
 
 impl WorldBuilder {
+    /// The proxies reach pxdb through a relay that can go silent.
+    pub fn relay(mut self) -> Self {
+        self.relay = true;
+        self
+    }
+
     /// The proxies make the schema themselves, under the role that may.
     pub fn proxies_migrate(mut self) -> Self {
         self.proxies_migrate = true;
@@ -169,7 +190,9 @@ impl WorldBuilder {
             cell = Some(start_cell(&server, &cell_db, port, &secret, &folder));
             port
         };
+        let relay = if self.relay { Some(Relay::start(control_server.port()).await) } else { None };
         let mut world = World {
+            relay,
             server,
             control_server,
             control_db,
@@ -223,6 +246,8 @@ pub struct World {
     pub cell: Option<Process>,
     /// The recorder, when one was asked for.
     pub recorder: Option<Recorder>,
+    /// The way of the proxies to pxdb, when one was asked for.
+    pub relay: Option<Relay>,
     /// Each with its port.
     pub proxies: Vec<(u16, Process)>,
     environment: Vec<(String, String)>,
@@ -244,6 +269,7 @@ impl World {
             own_control_postgres: false,
             own_cell_postgres: false,
             recorder: false,
+            relay: false,
             proxies_migrate: false,
         }
     }
@@ -256,6 +282,11 @@ impl World {
     /// The stand-in cell.
     pub fn recorder(&self) -> &Recorder {
         self.recorder.as_ref().expect("a world with a recorder")
+    }
+
+    /// The way of the proxies to pxdb.
+    pub fn relay(&self) -> &Relay {
+        self.relay.as_ref().expect("a world with a relay")
     }
 
     /// What the proxies of this world are started with.
@@ -306,6 +337,9 @@ impl World {
         if !self.proxies_migrate {
             environment.push(("PXDB_USER".to_owned(), PROXY_ROLE.to_owned()));
             environment.push(("PXDB_PASSWORD".to_owned(), PROXY_PASSWORD.to_owned()));
+        }
+        if let Some(relay) = &self.relay {
+            environment.push(("PXDB_PORT".to_owned(), relay.port.to_string()));
         }
         let binary = env!("CARGO_BIN_EXE_queen-proxy");
         let process = Process::start("queen-proxy", binary, &["serve"], &environment, self.folder.path());

@@ -1,0 +1,222 @@
+//! What a flood of sign-ins does to tenants: latency of a tenant's requests, sent at a steady rate, without
+//! and with 200 sign-ins at once, in turn. Everything is real: PostgreSQL, cell and proxy as processes.
+//!
+//! `cargo bench --bench logins`; the figures belong into `benches/RESULTS.md`.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use queen_proxy::dev::postgres::{Postgres, Settings, USER};
+use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
+use std::{
+    net::TcpListener,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    task::JoinSet,
+    time::{MissedTickBehavior, interval, sleep},
+};
+
+const ROUNDS: usize = 7;
+const WINDOW: Duration = Duration::from_secs(8);
+/// Requests a second: about a tenth of what one core carries, so that waiting is seen and not made.
+const RATE: u32 = 400;
+const SIGN_INS: usize = 200;
+const CLIENTS: u32 = 8;
+
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+}
+
+fn start(binary: &str, environment: &[(&str, String)]) -> Program {
+    let mut command = Command::new(binary);
+    command.arg("serve").env("RUST_LOG", "error").stdout(Stdio::null()).stderr(Stdio::null());
+    Program(command.envs(environment.iter().map(|(name, value)| (*name, value))).spawn().unwrap())
+}
+
+/// One request on a connection that stays; returns the status.
+async fn ask(stream: &mut TcpStream, request: &[u8]) -> u16 {
+    stream.write_all(request).await.unwrap();
+    let mut answer = Vec::new();
+    let mut piece = [0; 4096];
+    loop {
+        let size = stream.read(&mut piece).await.unwrap();
+        answer.extend_from_slice(&piece[..size]);
+        let text = String::from_utf8_lossy(&answer);
+        if let Some((head, body)) = text.split_once("\r\n\r\n") {
+            let length = head.lines().find_map(|line| {
+                let (name, value) = line.split_once(':')?;
+                name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().unwrap())
+            });
+            if body.len() >= length.unwrap_or(0) {
+                return head.split(' ').nth(1).unwrap().parse().unwrap();
+            }
+        }
+        assert!(size > 0, "the proxy ended the connection");
+    }
+}
+
+/// Latencies of a tenant's requests during one window.
+async fn traffic(port: u16, request: Vec<u8>) -> Vec<Duration> {
+    let mut tasks = JoinSet::new();
+    for client in 0..CLIENTS {
+        let request = request.clone();
+        tasks.spawn(async move {
+            let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+            stream.set_nodelay(true).unwrap();
+            let period = Duration::from_secs(1) * CLIENTS / RATE;
+            sleep(period * client / CLIENTS).await;
+            let mut tick = interval(period);
+            tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
+            let end = Instant::now() + WINDOW;
+            let mut latencies = Vec::new();
+            while Instant::now() < end {
+                // From when it was due: a late answer delays the next request, which counts as well.
+                let due = tick.tick().await;
+                assert_eq!(ask(&mut stream, &request).await, 200);
+                latencies.push(due.elapsed());
+            }
+            latencies
+        });
+    }
+    let mut all = tasks.join_all().await.concat();
+    all.sort_unstable();
+    all
+}
+
+/// 200 sign-ins at once; returns how many were worked on and how many refused.
+async fn flood(port: u16) -> (usize, usize) {
+    let body = "email=nobody%40acme.example&password=wrong";
+    let request = format!(
+        "POST /auth/login HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-www-form-urlencoded\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut tasks = JoinSet::new();
+    for _ in 0..SIGN_INS {
+        let request = request.clone();
+        tasks.spawn(async move {
+            let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+            ask(&mut stream, request.as_bytes()).await
+        });
+    }
+    let mut counts = (0, 0);
+    for status in tasks.join_all().await {
+        match status {
+            401 => counts.0 += 1,
+            503 => counts.1 += 1,
+            other => panic!("{other}"),
+        }
+    }
+    counts
+}
+
+fn quantile(sorted: &[Duration], per_mille: usize) -> f64 {
+    sorted[(sorted.len() - 1) * per_mille / 1000].as_secs_f64() * 1e3
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let folder = std::env::temp_dir().join(format!("queen-bench-{}", uuid::Uuid::new_v4().simple()));
+    let mut server = Postgres::start(Settings { folder, port: free_port(), throw_away: true }).unwrap();
+    let options = |database: &str| {
+        PgConnectOptions::new_without_pgpass()
+            .host("127.0.0.1")
+            .port(server.port())
+            .username(USER)
+            .password(server.password().expose())
+            .database(database)
+    };
+    let mut postgres = PgConnection::connect_with(&options("postgres")).await.unwrap();
+    for statement in ["CREATE DATABASE control", "CREATE DATABASE cell"] {
+        sqlx::query(statement).execute(&mut postgres).await.unwrap();
+    }
+    let (cell_port, port) = (free_port(), free_port());
+    let _cell = start(
+        env!("CARGO_BIN_EXE_queen-cell"),
+        &[
+            ("HOST", "127.0.0.1".to_owned()),
+            ("PORT", cell_port.to_string()),
+            ("PG_HOST", "127.0.0.1".to_owned()),
+            ("PG_PORT", server.port().to_string()),
+            ("PG_USER", USER.to_owned()),
+            ("PG_PASSWORD", server.password().expose().to_owned()),
+            ("PG_DB", "cell".to_owned()),
+            ("QUEEN_TENANCY_HEADER", "true".to_owned()),
+            ("QUEEN_KV_TRUSTED_PROXY", "true".to_owned()),
+        ],
+    );
+    let queue = std::env::var("SIGN_IN_QUEUE").unwrap_or_else(|_| "256".to_owned());
+    let _proxy = start(
+        env!("CARGO_BIN_EXE_queen-proxy"),
+        &[
+            ("QUEEN_PROXY_BIND_ADDR", "127.0.0.1".to_owned()),
+            ("QUEEN_PROXY_PORT", port.to_string()),
+            ("PXDB_HOST", "127.0.0.1".to_owned()),
+            ("PXDB_PORT", server.port().to_string()),
+            ("PXDB_USER", USER.to_owned()),
+            ("PXDB_PASSWORD", server.password().expose().to_owned()),
+            ("PXDB_DB", "control".to_owned()),
+            ("QUEEN_PROXY_JWT_SECRET", "the signing secret of this bench".to_owned()),
+            ("QUEEN_PROXY_LOGIN_QUEUE", queue.clone()),
+            ("QUEEN_PROXY_LOGIN_ATTEMPTS_PER_ADDRESS", "1000000".to_owned()),
+            ("QUEEN_PROXY_LOGIN_FAILURES_PER_ACCOUNT", "1000000".to_owned()),
+        ],
+    );
+    for port in [cell_port, port] {
+        while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+    let mut control = PgConnection::connect_with(&options("control")).await.unwrap();
+    let key: String = sqlx::query_scalar(
+        "WITH cell AS (
+             INSERT INTO queen_proxy.cells (slug, region, base_url, class) VALUES ('c', 'r', $1, 'shared')
+             RETURNING id
+         )
+         SELECT queen_proxy.bootstrap_tenant('acme', 'acme', 'acme', 'enterprise', id, 'a@acme.example')
+                    ->> 'api_key'
+           FROM cell",
+    )
+    .bind(format!("http://127.0.0.1:{cell_port}"))
+    .fetch_one(&mut control)
+    .await
+    .unwrap();
+    let request = format!(
+        "GET /api/v1/kv/ns/k HTTP/1.1\r\nHost: acme.q.example\r\nAuthorization: Bearer {key}\r\n\r\n"
+    )
+    .into_bytes();
+
+    traffic(port, request.clone()).await;
+    println!("queue {queue}, {RATE} requests/s, windows of {WINDOW:?}");
+    println!("round  quiet p50/p99/p99.9 ms   flood p50/p99/p99.9 ms   worked on/refused");
+    let (mut quiet_p99, mut flood_p99) = (Vec::new(), Vec::new());
+    for round in 1..=ROUNDS {
+        let quiet = traffic(port, request.clone()).await;
+        let (flooded, counts) = tokio::join!(traffic(port, request.clone()), flood(port));
+        let of =
+            |sorted: &[Duration]| [500, 990, 999].map(|q| format!("{:.2}", quantile(sorted, q))).join(" / ");
+        println!("{round:5}  {:24} {:24} {} / {}", of(&quiet), of(&flooded), counts.0, counts.1);
+        quiet_p99.push(quantile(&quiet, 990));
+        flood_p99.push(quantile(&flooded, 990));
+    }
+    let (quiet, flood) = (median(quiet_p99), median(flood_p99));
+    println!("median p99: quiet {quiet:.2} ms, flood {flood:.2} ms, ratio {:.2}", flood / quiet);
+    server.stop();
+}

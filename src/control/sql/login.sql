@@ -1,0 +1,3 @@
+SELECT id, password_hash
+  FROM queen_proxy.users
+ WHERE email = $1
