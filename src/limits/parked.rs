@@ -105,7 +105,9 @@ mod tests {
                     })
                 })
                 .collect();
-            crowd.into_iter().for_each(|one| one.join().unwrap());
+            for one in crowd {
+                one.join().unwrap();
+            }
         });
         assert_eq!((cluster.waiting(), cell.waiting()), (0, 0));
     }

@@ -101,7 +101,10 @@ mod tests {
             assert!(rows.contains(&wanted), "{wanted:?}");
         }
         pending.add(row(1, "q", 7));
-        rows.into_iter().for_each(|row| pending.add(row)); // the write failed
+        // The write failed.
+        for row in rows {
+            pending.add(row);
+        }
         assert!(pending.drain(10).contains(&row(1, "q", 7)));
     }
 

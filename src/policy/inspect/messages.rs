@@ -29,11 +29,10 @@ pub struct Messages<'b> {
 pub fn push(body: &[u8], max_pairs: usize) -> Result<Messages<'_>, Unreadable> {
     let mut pairs = Pairs::new(max_pairs);
     let sum = list(body, "items", &mut pairs, |scanner, sum, pairs| {
-        let Some(item) = Item::read(scanner)? else {
-            sum.add(0);
-            return Some(());
-        };
-        item.count(sum, pairs);
+        match Element::read(scanner)? {
+            Element::Item(item) => item.count(sum, pairs),
+            Element::Other => sum.add(0),
+        }
         Some(())
     })?;
     Ok(sum.with(pairs))
@@ -44,7 +43,7 @@ pub fn push(body: &[u8], max_pairs: usize) -> Result<Messages<'_>, Unreadable> {
 pub fn cycle(body: &[u8], max_pairs: usize) -> Result<Messages<'_>, Unreadable> {
     let mut pairs = Pairs::new(max_pairs);
     let sum = list(body, "push_items", &mut pairs, |scanner, sum, pairs| {
-        let Some(item) = Item::read(scanner)? else {
+        let Element::Item(item) = Element::read(scanner)? else {
             return Some(());
         };
         if item.lanes().all(|(queue, _)| queue.is_empty()) {
@@ -92,9 +91,9 @@ pub fn transaction(body: &[u8], max_pairs: usize) -> Result<Messages<'_>, Unread
             match reading {
                 Some(list) if list.is_array() => {
                     Scanner::new(list.0).array(|scanner| {
-                        match Item::read(scanner)? {
-                            Some(item) => item.count(&mut this, pairs),
-                            None => this.add(0),
+                        match Element::read(scanner)? {
+                            Element::Item(item) => item.count(&mut this, pairs),
+                            Element::Other => this.add(0),
                         }
                         Some(())
                     })?;
@@ -194,22 +193,31 @@ struct Item<'b> {
     bytes: u64,
 }
 
-impl<'b> Item<'b> {
-    /// Consumes one element: an item, or `Some(None)` when it is no object.
-    fn read(scanner: &mut Scanner<'b>) -> Option<Option<Self>> {
+/// An element of a list of messages.
+enum Element<'b> {
+    Item(Item<'b>),
+    /// No object; a cell refuses it.
+    Other,
+}
+
+impl<'b> Element<'b> {
+    /// Consumes one; `None` when the body ends within it.
+    fn read(scanner: &mut Scanner<'b>) -> Option<Self> {
         if scanner.peek()? != b'{' {
             scanner.value()?;
-            return Some(None);
+            return Some(Self::Other);
         }
-        let mut item = Self::default();
+        let mut item = Item::default();
         scanner.object(|scanner, name| {
             let value = scanner.value()?;
             item.note(name, value);
             Some(())
         })?;
-        Some(Some(item))
+        Some(Self::Item(item))
     }
+}
 
+impl<'b> Item<'b> {
     fn note(&mut self, name: Raw<'b>, value: Raw<'b>) {
         if name.is("payload") || name.is("data") {
             self.bytes = self.bytes.max(value.0.len() as u64);

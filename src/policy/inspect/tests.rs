@@ -4,6 +4,7 @@ use super::{
     push, replay, transaction,
 };
 use proptest::prelude::*;
+use std::fmt::Write;
 
 const MAX_PAIRS: usize = 100;
 
@@ -310,8 +311,11 @@ fn spelled(text: &str, escape: bool) -> String {
     if !escape {
         return serde_json::to_string(text).unwrap();
     }
-    let units: String = text.encode_utf16().map(|unit| format!("\\u{unit:04X}")).collect();
-    format!("\"{units}\"")
+    let mut spelled = String::from("\"");
+    for unit in text.encode_utf16() {
+        write!(spelled, "\\u{unit:04X}").unwrap();
+    }
+    spelled + "\""
 }
 
 fn payload() -> impl Strategy<Value = String> {
