@@ -9,11 +9,12 @@ use crate::{
         store::StoreError,
     },
     domain::ids::BrokerTenant,
-    gateway::{pipeline::Directory, server},
+    gateway::{caps::Caps, pipeline::Directory, server},
     identity::{
         CookieNames, Identity,
         session::{KeyError, SessionKeys},
     },
+    limits::{Limiter, Settings, buffer::Budget, clock::Monotonic, decision::Mode},
 };
 use std::sync::Arc;
 use tokio::runtime::{Builder, Runtime};
@@ -54,7 +55,7 @@ pub fn serve(config: &ProxyConfig) -> Result<(), ProxyError> {
             "ALL TENANTS SHARE ONE TENANT OF THE CELL: QUEEN_PROXY_TENANT_HEADER is off with a control plane"
         );
     }
-    server::run(config, directory)?;
+    server::run(config, directory, caps(config))?;
     runtime.shutdown_background();
     Ok(())
 }
@@ -92,6 +93,16 @@ fn directory(config: &ProxyConfig, runtime: &Runtime) -> Result<Directory, Proxy
         operators: config.sessions.operators,
         strict: config.sessions.revocation_strict,
     })))
+}
+
+fn caps(config: &ProxyConfig) -> Caps {
+    Caps {
+        limiter: Arc::new(Limiter::new(Settings::default(), Monotonic::default())),
+        mode: if config.enforce { Mode::Enforce } else { Mode::Shadow },
+        buffers: Arc::new(Budget::new(config.buffer_bytes, config.max_body_bytes as u64)),
+        max_pairs: 10_000,
+        want_queues: Box::new(|_| {}),
+    }
 }
 
 async fn static_cluster(cell: &DevCell) -> Result<Directory, ProxyError> {

@@ -34,6 +34,8 @@ pub struct ProxyConfig {
     pub tenant_header: bool,
     /// Bytes of a body that is read before it is forwarded.
     pub max_body_bytes: usize,
+    /// Bytes of all such bodies together.
+    pub buffer_bytes: u64,
     /// Peers whose `X-Forwarded-*` count.
     pub trusted_proxies: Vec<IpNet>,
     /// Timeouts towards clients and cells.
@@ -127,6 +129,8 @@ pub struct Timeouts {
     pub keepalive: Duration,
     /// Longest silence while a client sends its body.
     pub client_read: Duration,
+    /// Longest time for a whole body that is read before it is forwarded.
+    pub body: Duration,
     /// Longest wait for running requests at shutdown.
     pub drain: Duration,
 }
@@ -171,6 +175,7 @@ impl ProxyConfig {
             default_cluster: s.parsed("QUEEN_PROXY_DEFAULT_CLUSTER", "a cluster slug", Slug::parse),
             tenant_header: s.flag("QUEEN_PROXY_TENANT_HEADER", true),
             max_body_bytes: s.number("QUEEN_PROXY_MAX_BODY_BYTES", 16 << 20, 1..=1 << 30),
+            buffer_bytes: s.number("QUEEN_PROXY_BUFFER_BYTES", 256 << 20, 1 << 20..=1 << 40),
             trusted_proxies: s
                 .parsed(
                     "QUEEN_PROXY_TRUSTED_PROXIES",
@@ -186,6 +191,7 @@ impl ProxyConfig {
                 upstream_idle: millis(&mut s, "QUEEN_PROXY_UPSTREAM_IDLE_MS", 4_000, 1),
                 keepalive: millis(&mut s, "QUEEN_PROXY_KEEPALIVE_MS", 75_000, 1_000),
                 client_read: millis(&mut s, "QUEEN_PROXY_CLIENT_READ_TIMEOUT_MS", 30_000, 1),
+                body: millis(&mut s, "QUEEN_PROXY_BODY_TIMEOUT_MS", 120_000, 1),
                 drain: millis(&mut s, "QUEEN_PROXY_SHUTDOWN_DRAIN_MS", 5_000, 0),
             },
             cache: CacheConfig {

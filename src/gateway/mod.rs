@@ -6,6 +6,7 @@
 
 mod answer;
 mod body;
+pub mod caps;
 mod forward;
 mod head;
 mod own;
@@ -16,11 +17,13 @@ pub mod server;
 use crate::{
     config::proxy::Timeouts,
     domain::ids::RequestId,
+    limits::{buffer::Reservation, parked::Slot},
     portal::{Portal, Route},
 };
 use async_trait::async_trait;
-use body::Collector;
+use body::{Collector, Inspection, Subject};
 use bytes::Bytes;
+use caps::{Denied, RateHeaders};
 use forward::{ClientSide, Forward};
 use http::StatusCode;
 use ipnet::IpNet;
@@ -31,7 +34,7 @@ use pingora::{
     protocols::http::ServerSession as HttpSession,
     proxy::FailToProxy,
 };
-use pipeline::Pipeline;
+use pipeline::{Admitted, Pipeline};
 use refusal::Refusal;
 use std::sync::{
     Arc,
@@ -77,6 +80,11 @@ pub struct Context {
     id: RequestId,
     forward: Option<Forward>,
     collector: Option<Collector>,
+    /// A body that was read before the peer was chosen, until it goes upstream; its memory as long as it
+    /// may be needed.
+    whole: Option<(Bytes, Reservation)>,
+    rate: Option<RateHeaders>,
+    slot: Option<Slot>,
     refusal: Option<Refusal>,
     connects: usize,
     _in_flight: InFlight,
@@ -92,6 +100,9 @@ impl ProxyHttp for Gateway {
             id: RequestId::new(),
             forward: None,
             collector: None,
+            whole: None,
+            rate: None,
+            slot: None,
             refusal: None,
             connects: 0,
             _in_flight: InFlight(Arc::clone(&self.load)),
@@ -126,14 +137,15 @@ impl ProxyHttp for Gateway {
             self.serve_own(session, ctx.id, route).await?;
             return Ok(true);
         }
-        match self.pipeline.admit(head).await {
-            Ok(admitted) => {
-                ctx.forward = Some(admitted.forward);
-                ctx.collector = admitted.inspection.map(Collector::new);
-                Ok(false)
-            }
-            Err(refusal) => {
-                answer::refuse(session, ctx.id, refusal).await?;
+        let admitted = self.pipeline.admit(head).await;
+        let judged = match admitted {
+            Ok(admitted) => self.apply_caps(session, ctx, admitted).await,
+            Err(refusal) => Err(refusal.into()),
+        };
+        match judged {
+            Ok(()) => Ok(false),
+            Err(denied) => {
+                answer::deny(session, ctx.id, denied).await?;
                 Ok(true)
             }
         }
@@ -164,6 +176,10 @@ impl ProxyHttp for Gateway {
             }
             _ => None,
         };
+        if ctx.whole.is_some() {
+            // We have said "go on" ourselves.
+            upstream.remove_header("expect");
+        }
         rewritten.ok_or_else(|| refused(ctx, Refusal::Internal))
     }
 
@@ -174,12 +190,29 @@ impl ProxyHttp for Gateway {
         end_of_stream: bool,
         ctx: &mut Context,
     ) -> Result<()> {
-        if let Some(collector) = &mut ctx.collector
-            && let Err(refusal) = collector.take(body, end_of_stream)
-        {
-            return Err(refused(ctx, refusal));
+        if let Some((whole, _)) = &mut ctx.whole {
+            // Pingora replays the last part, once, as the end of the body.
+            *body = Some(std::mem::take(whole));
+            return Ok(());
         }
-        Ok(())
+        let Some(collector) = &mut ctx.collector else { return Ok(()) };
+        match collector.take(body, end_of_stream) {
+            Ok(None) => Ok(()),
+            Ok(Some(whole)) => {
+                let subject = collector.subject;
+                match self.judge(ctx, Some(subject), &whole) {
+                    Ok(()) => {
+                        *body = Some(whole);
+                        Ok(())
+                    }
+                    Err(denied) => {
+                        ctx.rate = denied.rate;
+                        Err(refused(ctx, denied.refusal))
+                    }
+                }
+            }
+            Err(refusal) => Err(refused(ctx, refusal)),
+        }
     }
 
     async fn response_filter(
@@ -198,6 +231,14 @@ impl ProxyHttp for Gateway {
         }
         for name in FROM_CELL_TO_NOBODY {
             head.remove_header(name);
+        }
+        // The poll is over: what follows is an answer like any other.
+        if !head.status.is_informational() {
+            ctx.slot = None;
+        }
+        if let Some(rate) = &ctx.rate {
+            head.insert_header(answer::RATE_LIMIT_POLICY, rate.policy.clone())?;
+            head.insert_header(answer::RATE_LIMIT, rate.limit.clone())?;
         }
         let mut buffer = [0; uuid::fmt::Hyphenated::LENGTH];
         head.insert_header("x-queen-request-id", ctx.id.text(&mut buffer))
@@ -246,15 +287,58 @@ impl ProxyHttp for Gateway {
         if wire.status >= 500 {
             let cluster = ctx.forward.as_ref().map(|forward| forward.cluster.slug.to_string());
             let principal = ctx.forward.as_ref().map(|forward| forward.principal.to_string());
-            let cause = if ctx.refusal.is_some() { wire.text } else { e.etype().as_str() };
+            let cause = if ctx.refusal.is_some() { &*wire.text } else { e.etype().as_str() };
             tracing::warn!(request = %ctx.id, cluster, principal, code = wire.code, cause, "request failed");
         }
         // Pingora ends the client's connection after a failure here, whatever we answer: say so.
         session.set_keepalive(None);
-        if answer::refuse(session, ctx.id, refusal).await.is_err() {
+        let denied = Denied { refusal, rate: ctx.rate.take() };
+        if answer::deny(session, ctx.id, denied).await.is_err() {
             return gone;
         }
         FailToProxy { error_code: wire.status, can_reuse_downstream: false }
+    }
+}
+
+impl Gateway {
+    /// Reads the body, if it has to be, and lets the caps decide. A body of unknown length is left to
+    /// [`Collector`].
+    async fn apply_caps(
+        &self,
+        session: &mut Session,
+        ctx: &mut Context,
+        admitted: Admitted,
+    ) -> Result<(), Denied> {
+        let caps = &self.pipeline.caps;
+        let forward = ctx.forward.insert(admitted.forward);
+        let Some(Inspection { subject, length }) = admitted.inspection else {
+            return self.judge(ctx, None, &[]);
+        };
+        caps.peek(forward)?;
+        let mut memory = caps.reservation(forward);
+        let is_h1 = matches!(session.as_downstream(), HttpSession::H1(_));
+        match length {
+            Some(length) if is_h1 => {
+                let whole = body::read(session, length, self.timeouts.body, &mut memory).await?;
+                self.judge(ctx, Some(subject), &whole)?;
+                ctx.whole = (!whole.is_empty()).then_some((whole, memory));
+                Ok(())
+            }
+            // Without a body there is nothing to collect.
+            None if session.as_downstream_mut().is_body_empty() => self.judge(ctx, Some(subject), &[]),
+            _ => {
+                ctx.collector = Some(Collector::new(subject, self.pipeline.max_body_bytes, memory));
+                Ok(())
+            }
+        }
+    }
+
+    fn judge(&self, ctx: &mut Context, subject: Option<Subject>, body: &[u8]) -> Result<(), Denied> {
+        let forward = ctx.forward.as_ref().ok_or(Refusal::Internal)?;
+        let passed = self.pipeline.caps.judge(forward, subject, body)?;
+        ctx.slot = passed.slot;
+        ctx.rate = passed.rate;
+        Ok(())
     }
 }
 

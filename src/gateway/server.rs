@@ -2,6 +2,7 @@
 
 use super::{
     Gateway, Load,
+    caps::Caps,
     pipeline::{Directory, Pipeline},
 };
 use crate::{
@@ -51,7 +52,7 @@ pub enum ServeError {
 
 /// Serves until SIGTERM or SIGINT, then finishes what is running. Blocks; must not be called from
 /// inside a runtime.
-pub fn run(config: &ProxyConfig, directory: Directory) -> Result<(), ServeError> {
+pub fn run(config: &ProxyConfig, directory: Directory, caps: Caps) -> Result<(), ServeError> {
     let address = SocketAddr::from(config.bind);
     // Pingora would panic later; this says it in a line.
     drop(TcpListener::bind(address).map_err(|reason| ServeError::Listen { address, reason })?);
@@ -90,6 +91,7 @@ pub fn run(config: &ProxyConfig, directory: Directory) -> Result<(), ServeError>
             dev_insecure: config.dev_insecure,
             max_body_bytes: config.max_body_bytes,
             timeouts: config.timeouts,
+            caps,
         },
         timeouts: config.timeouts,
         trusted_proxies: config.trusted_proxies.clone(),

@@ -7,6 +7,7 @@
 
 pub mod admission;
 pub mod bucket;
+pub mod buffer;
 pub mod clock;
 mod cluster;
 pub mod decision;
