@@ -20,6 +20,7 @@ use queen_proxy::{
     identity::{self, CookieNames, Identity},
     limits::{self, Limiter, buffer::Budget, clock::Monotonic, decision::Mode},
     policy::{host::slug_of_host, path, route},
+    telemetry::metrics::Metrics,
 };
 use std::{
     hint::black_box,
@@ -108,6 +109,7 @@ fn warm() -> Warm {
             mode: Mode::Enforce,
             buffers: Arc::new(Budget::new(config.buffer_bytes, config.max_body_bytes as u64)),
             max_pairs: 10_000,
+            metrics: Arc::new(Metrics::new().unwrap()),
             want_queues: Box::new(|_| {}),
         },
     };

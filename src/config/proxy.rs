@@ -10,7 +10,12 @@ use crate::{
 };
 use ipnet::IpNet;
 use rustls_pki_types::{CertificateDer, pem::PemObject};
-use std::{collections::HashSet, net::IpAddr, path::Path, time::Duration};
+use std::{
+    collections::HashSet,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    time::Duration,
+};
 use uuid::Uuid;
 
 /// Settings of `queen-proxy serve`.
@@ -18,6 +23,8 @@ use uuid::Uuid;
 pub struct ProxyConfig {
     /// Address and port of the tenant listener.
     pub bind: (IpAddr, u16),
+    /// The admin listener's; none: there is none.
+    pub admin: Option<SocketAddr>,
     /// Worker threads of the gateway.
     pub worker_threads: usize,
     /// The control plane's database; none only together with [`Self::dev_cell`].
@@ -167,6 +174,7 @@ impl ProxyConfig {
         let mut s = Source::new(PREFIX, environment, file);
         let mut config = Self {
             bind: bind(&mut s),
+            admin: admin(&mut s),
             worker_threads: s.number("QUEEN_PROXY_WORKER_THREADS", cores(), 1..=1024),
             pxdb: pxdb(&mut s),
             enforce: s.flag("QUEEN_PROXY_ENFORCE", true),
@@ -233,6 +241,19 @@ fn bind(s: &mut Source) -> (IpAddr, u16) {
         IpAddr::from([0, 0, 0, 0])
     });
     (address, port)
+}
+
+fn admin(s: &mut Source) -> Option<SocketAddr> {
+    const OFF: &str = "off";
+    let text = s.text("QUEEN_PROXY_ADMIN_ADDR", "127.0.0.1:9711", false);
+    if text == OFF {
+        return None;
+    }
+    let address = text.parse().ok();
+    if address.is_none() {
+        s.refuse("QUEEN_PROXY_ADMIN_ADDR: must be an IP address with a port, or off");
+    }
+    address
 }
 
 fn pxdb(s: &mut Source) -> Option<PxdbConfig> {

@@ -63,7 +63,7 @@ async fn refuse_with(
     session: &mut Session,
     id: RequestId,
     refusal: Refusal,
-    rate: Option<RateHeaders>,
+    rate: Option<Box<RateHeaders>>,
 ) -> Result<()> {
     let wire = refusal.wire();
     if refusal.ends_connection() {

@@ -14,6 +14,7 @@ use crate::{
         decision::{Decision, Limit, Mode, Outcome},
         parked::Slot,
     },
+    telemetry::metrics::Metrics,
 };
 use http::HeaderValue;
 use std::sync::Arc;
@@ -31,6 +32,8 @@ pub struct Caps {
     pub buffers: Arc<Budget>,
     /// Queues and partitions that one body may name.
     pub max_pairs: usize,
+    /// Where denials are counted.
+    pub metrics: Arc<Metrics>,
     /// Called once for each cluster whose known queues have to be loaded.
     pub want_queues: Box<dyn Fn(ClusterId) + Send + Sync>,
 }
@@ -52,7 +55,7 @@ pub(super) struct Passed {
 /// A request over one of them.
 pub(super) struct Denied {
     pub refusal: Refusal,
-    pub rate: Option<RateHeaders>,
+    pub rate: Option<Box<RateHeaders>>,
 }
 
 impl From<Refusal> for Denied {
@@ -129,7 +132,10 @@ impl Caps {
             self.note(forward, denial, refused);
         }
         match refusal {
-            Some(outcome) => Err(Denied { refusal: Refusal::Limit(LimitRefusal { outcome, what }), rate }),
+            Some(outcome) => {
+                let refusal = Refusal::Limit(LimitRefusal { outcome, what });
+                Err(Denied { refusal, rate: rate.map(Box::new) })
+            }
             None => Ok(rate),
         }
     }
@@ -139,6 +145,7 @@ impl Caps {
         if !blocked && !would_block {
             return;
         }
+        self.metrics.denied(denial.limit.kind(), blocked);
         if let Some(hidden) = forward.counters.denials.pass() {
             tracing::warn!(
                 target: "limits",

@@ -19,6 +19,7 @@ use crate::{
     domain::ids::RequestId,
     limits::{buffer::Reservation, parked::Slot},
     portal::{Portal, Route},
+    telemetry::metrics::{Finished, Metrics},
 };
 use async_trait::async_trait;
 use body::{Collector, Inspection, Subject};
@@ -36,9 +37,12 @@ use pingora::{
 };
 use pipeline::{Admitted, Pipeline};
 use refusal::Refusal;
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 /// How often a peer is tried: nothing was sent when a connect fails, so once more is safe.
@@ -48,6 +52,11 @@ const MAX_CONNECTS: usize = 2;
 const FROM_CELL_TO_NOBODY: [&str; 7] =
     ["keep-alive", "proxy-connection", "te", "trailer", "upgrade", "authorization", "x-queen-tenant"];
 
+/// The class of a request that was refused before its route was looked at.
+const NO_CLASS: &str = "none";
+/// The code of a request whose client went away.
+const CLIENT_GONE: &str = "client_gone";
+
 /// The front door.
 pub struct Gateway {
     pipeline: Pipeline,
@@ -56,6 +65,7 @@ pub struct Gateway {
     tenant_header: bool,
     portal: Portal,
     load: Arc<Load>,
+    metrics: Arc<Metrics>,
 }
 
 /// What is going on, for a shutdown that waits.
@@ -63,6 +73,18 @@ pub struct Gateway {
 pub struct Load {
     in_flight: AtomicUsize,
     draining: AtomicBool,
+}
+
+impl Load {
+    /// Requests whose answer has not ended.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Acquire)
+    }
+
+    /// Whether the proxy is on its way out.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
 }
 
 /// One request in flight; counted until it is dropped, because Pingora's last phase does not run
@@ -78,6 +100,12 @@ impl Drop for InFlight {
 /// What is known of a request so far.
 pub struct Context {
     id: RequestId,
+    began: Instant,
+    class: &'static str,
+    /// The refusal's, or "ok".
+    code: &'static str,
+    /// When the cell was asked, and how long the head of its answer took.
+    cell: (Option<Instant>, Option<Duration>),
     forward: Option<Forward>,
     collector: Option<Collector>,
     /// A body that was read before the peer was chosen, until it goes upstream; its memory as long as it
@@ -98,6 +126,10 @@ impl ProxyHttp for Gateway {
         self.load.in_flight.fetch_add(1, Ordering::AcqRel);
         Context {
             id: RequestId::new(),
+            began: Instant::now(),
+            class: NO_CLASS,
+            code: "ok",
+            cell: (None, None),
             forward: None,
             collector: None,
             whole: None,
@@ -130,13 +162,16 @@ impl ProxyHttp for Gateway {
     async fn request_filter(&self, session: &mut Session, ctx: &mut Context) -> Result<bool> {
         let head = session.req_header();
         if let Err(refusal) = head::check_framing(head, || session.to_h1_raw()) {
+            ctx.code = refusal.wire().code;
             answer::refuse(session, ctx.id, refusal).await?;
             return Ok(true);
         }
         if let Some(route) = head::target(head).and_then(|target| Route::of(target.path)) {
-            self.serve_own(session, ctx.id, route).await?;
+            ctx.class = "own";
+            ctx.code = self.serve_own(session, ctx.id, route).await?;
             return Ok(true);
         }
+        ctx.class = pipeline::class_of(head);
         let admitted = self.pipeline.admit(head).await;
         let judged = match admitted {
             Ok(admitted) => self.apply_caps(session, ctx, admitted).await,
@@ -145,6 +180,7 @@ impl ProxyHttp for Gateway {
         match judged {
             Ok(()) => Ok(false),
             Err(denied) => {
+                ctx.code = denied.refusal.wire().code;
                 answer::deny(session, ctx.id, denied).await?;
                 Ok(true)
             }
@@ -155,6 +191,7 @@ impl ProxyHttp for Gateway {
         let Some(forward) = &ctx.forward else {
             return Err(refused(ctx, Refusal::Internal));
         };
+        ctx.cell.0.get_or_insert_with(Instant::now);
         match forward.peer(ctx.connects, &self.timeouts) {
             Some(peer) => Ok(Box::new(peer)),
             None => Err(refused(ctx, Refusal::CellUnreachable)),
@@ -206,7 +243,7 @@ impl ProxyHttp for Gateway {
                         Ok(())
                     }
                     Err(denied) => {
-                        ctx.rate = denied.rate;
+                        ctx.rate = denied.rate.map(|rate| *rate);
                         Err(refused(ctx, denied.refusal))
                     }
                 }
@@ -235,6 +272,7 @@ impl ProxyHttp for Gateway {
         // The poll is over: what follows is an answer like any other.
         if !head.status.is_informational() {
             ctx.slot = None;
+            ctx.cell.1 = ctx.cell.0.map(|asked| asked.elapsed());
         }
         if let Some(rate) = &ctx.rate {
             head.insert_header(answer::RATE_LIMIT_POLICY, rate.policy.clone())?;
@@ -281,9 +319,11 @@ impl ProxyHttp for Gateway {
         }
         let body_done = session.as_downstream_mut().is_body_done();
         let Some(refusal) = ctx.refusal.or_else(|| outcome(e, body_done)) else {
+            ctx.code = CLIENT_GONE;
             return gone;
         };
         let wire = refusal.wire();
+        ctx.code = wire.code;
         if wire.status >= 500 {
             let cluster = ctx.forward.as_ref().map(|forward| forward.cluster.slug.to_string());
             let principal = ctx.forward.as_ref().map(|forward| forward.principal.to_string());
@@ -292,11 +332,22 @@ impl ProxyHttp for Gateway {
         }
         // Pingora ends the client's connection after a failure here, whatever we answer: say so.
         session.set_keepalive(None);
-        let denied = Denied { refusal, rate: ctx.rate.take() };
+        let denied = Denied { refusal, rate: ctx.rate.take().map(Box::new) };
         if answer::deny(session, ctx.id, denied).await.is_err() {
             return gone;
         }
         FailToProxy { error_code: wire.status, can_reuse_downstream: false }
+    }
+
+    async fn logging(&self, session: &mut Session, _: Option<&Error>, ctx: &mut Context) {
+        let status = session.response_written().map_or(0, |head| head.status.as_u16());
+        self.metrics.finished(Finished {
+            class: ctx.class,
+            status,
+            code: if status == 0 { CLIENT_GONE } else { ctx.code },
+            took: ctx.began.elapsed(),
+            cell: ctx.cell.1,
+        });
     }
 }
 

@@ -263,6 +263,12 @@ fn subject(
     }
 }
 
+/// A word for the kind of route that is asked for.
+pub(super) fn class_of(head: &RequestHeader) -> &'static str {
+    let target = head::target(head).filter(|t| path::is_canonical(t.path) && route::is_data_plane(t.path));
+    target.map_or(RouteClass::Blocked, |target| route::classify(&head.method, target.path)).word()
+}
+
 /// The class of a route that is open to tenants, or to operators where there are any.
 fn classify(
     head: &RequestHeader,

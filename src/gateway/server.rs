@@ -10,6 +10,7 @@ use crate::{
     identity::session::SessionKeys,
     portal::{Health, Portal, auth::Auth},
     process::stop_signal,
+    telemetry::metrics::Metrics,
 };
 use async_trait::async_trait;
 use pingora::{
@@ -52,7 +53,13 @@ pub enum ServeError {
 
 /// Serves until SIGTERM or SIGINT, then finishes what is running. Blocks; must not be called from
 /// inside a runtime.
-pub fn run(config: &ProxyConfig, directory: Directory, caps: Caps) -> Result<(), ServeError> {
+pub fn run(
+    config: &ProxyConfig,
+    directory: Directory,
+    caps: Caps,
+    load: Arc<Load>,
+    metrics: Arc<Metrics>,
+) -> Result<(), ServeError> {
     let address = SocketAddr::from(config.bind);
     // Pingora would panic later; this says it in a line.
     drop(TcpListener::bind(address).map_err(|reason| ServeError::Listen { address, reason })?);
@@ -68,7 +75,6 @@ pub fn run(config: &ProxyConfig, directory: Directory, caps: Caps) -> Result<(),
     let mut server = Server::new_with_opt_and_conf(None, conf);
     server.bootstrap();
 
-    let load = Arc::new(Load::default());
     let health = Health {
         enforce: config.enforce,
         shared_hosts: config.shared_hosts.len(),
@@ -98,6 +104,7 @@ pub fn run(config: &ProxyConfig, directory: Directory, caps: Caps) -> Result<(),
         tenant_header: config.tenant_header,
         portal,
         load: Arc::clone(&load),
+        metrics,
     };
     let mut service = http_proxy_service_with_name(&server.configuration, gateway, "gateway");
     let mut options = HttpServerOptions::default();

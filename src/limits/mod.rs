@@ -172,6 +172,11 @@ impl<C: Clock> Limiter<C> {
         self.clusters.len()
     }
 
+    /// Waiting pops of all cells.
+    pub fn parked(&self) -> u64 {
+        self.cells.iter().map(|gauge| gauge.waiting()).sum()
+    }
+
     /// Waiting pops of a cell.
     pub fn parked_at(&self, cell: &str) -> u64 {
         self.cells.get(cell).map_or(0, |gauge| gauge.waiting())
