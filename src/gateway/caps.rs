@@ -189,6 +189,7 @@ pub(super) fn text(refusal: &LimitRefusal) -> String {
         }
         Limit::BatchItems => format!("a batch of {used} items exceeds max_batch_items ({max})"),
         Limit::Retention => format!("{what} of {used} s exceeds the plan's max_retention_seconds ({max})"),
+        Limit::RetainedBytes => format!("pushes blocked: the cluster keeps max_retained_bytes ({max})"),
         Limit::Queues => format!("queue limit reached ({max})"),
         Limit::Partitions => format!("partition limit reached ({max})"),
     }

@@ -175,6 +175,7 @@ impl LimitRefusal {
             Limit::Requests | Limit::Messages | Limit::Parked | Limit::CellParked => (429, "rate_limited"),
             Limit::PayloadBytes | Limit::BatchItems => (413, "payload_too_large"),
             Limit::Retention | Limit::Queues | Limit::Partitions => (403, "quota_exceeded"),
+            Limit::RetainedBytes => (403, "storage_quota_exceeded"),
         };
         let retry_after = self.outcome.retry_after.map(|seconds| u32::try_from(seconds).unwrap_or(u32::MAX));
         Wire { status, code, text: Cow::Owned(super::caps::text(self)), retry_after }
@@ -239,6 +240,7 @@ mod tests {
             limit(Limit::Messages),
             limit(Limit::Parked),
             limit(Limit::CellParked),
+            limit(Limit::RetainedBytes),
             Refusal::HalfDestination("queue"),
             Refusal::HalfDestination("partition"),
             Refusal::NoMemory,
