@@ -19,3 +19,4 @@ mod login;
 mod outages;
 mod published_clients;
 mod sessions;
+mod attack;
