@@ -2,7 +2,7 @@
 //! PostgreSQL, and the key/value cell behind it.
 //!
 //! Rooms, from the outside in; each may use those after it: [`gateway`], [`portal`], [`identity`],
-//! [`control`], [`policy`], [`domain`]. [`cell`] is the other program and shares only
+//! [`control`], [`limits`], [`policy`], [`domain`]. [`cell`] is the other program and shares only
 //! [`telemetry`] and [`domain::secret`] with the proxy. See `ARCHITECTURE.md`.
 
 pub mod admin;
@@ -13,6 +13,7 @@ pub mod dev;
 pub mod domain;
 pub mod gateway;
 pub mod identity;
+pub mod limits;
 pub mod policy;
 pub mod portal;
 pub mod process;

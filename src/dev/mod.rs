@@ -307,6 +307,8 @@ fn proxy_config(options: &DevOptions, server: &Server) -> Result<ProxyConfig, De
         ("PXDB_PORT", server.port.to_string()),
         ("PXDB_USER", server.user.clone()),
         ("PXDB_DB", CONTROL_DB.to_owned()),
+        // Sessions end with this run.
+        ("QUEEN_PROXY_JWT_SECRET", format!("{}{}", uuid::Uuid::new_v4(), uuid::Uuid::new_v4())),
     ];
     if let Some(password) = &server.password {
         environment.push(("PXDB_PASSWORD", password.expose().to_owned()));

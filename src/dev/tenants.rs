@@ -17,6 +17,8 @@ use uuid::Uuid;
 const TENANTS: [(&str, &str, &str); 2] =
     [("acme", "Acme Inc", "acme-prod"), ("globex", "Globex Corp", "globex-prod")];
 const KEYS_FILE: &str = "keys.json";
+/// The password of each tenant's admin. Everything here listens on loopback alone.
+const PASSWORD: &str = "devpass";
 
 /// The keys of the demo tenants, in the order of [`TENANTS`], and how to reach their control plane.
 pub(super) struct Demo {
@@ -53,13 +55,14 @@ pub(super) async fn prepare(
     for (at, (tenant, name, cluster)) in TENANTS.into_iter().enumerate() {
         let (cluster_id, new): (Uuid, Option<String>) = sqlx::query_as(
             "SELECT (made ->> 'cluster_id')::uuid, made ->> 'api_key'
-               FROM queen_proxy.bootstrap_tenant($1, $2, $3, 'dev', $4, $5) AS made",
+               FROM queen_proxy.bootstrap_tenant($1, $2, $3, 'dev', $4, $5, $6) AS made",
         )
         .bind(tenant)
         .bind(name)
         .bind(cluster)
         .bind(cell)
         .bind(format!("admin@{tenant}.example"))
+        .bind(PASSWORD)
         .fetch_one(&mut connection)
         .await?;
         let key = match (new, kept.get(at)) {
@@ -148,9 +151,14 @@ impl Demo {
             )
         };
         let (acme, globex) = (&self.keys[0], &self.keys[1]);
+        let sign_in = format!(
+            "curl -sS -w '\\n' -L -b '' -H 'Host: acme-prod.localhost' -d email=admin@acme.example \
+             -d password={PASSWORD} -d next=/auth/me http://127.0.0.1:{port}/auth/login"
+        );
         format!(
             "\nready: http://127.0.0.1:{port}\n\n  acme   (acme-prod)    {}\n  globex (globex-prod)  {}\n\n\
              # acme stores a value\n{}\n\n# acme reads it\n{}\n\n# globex does not see it\n{}\n\n\
+             # acme's admin signs in (a page for browsers is at the same place)\n{}\n\n\
              # the control plane's SQL, for example: SELECT slug, status FROM queen_proxy.tenants;\n{}\n\n\
              Ctrl-C stops everything.",
             acme.expose(),
@@ -158,6 +166,7 @@ impl Demo {
             line("acme-prod", acme, r#" -X PUT -d '{"value":{"greeting":"hello"},"forever":true}'"#),
             line("acme-prod", acme, ""),
             line("globex-prod", globex, ""),
+            sign_in,
             self.psql,
         )
     }

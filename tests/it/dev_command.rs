@@ -81,10 +81,11 @@ fn the_lines_it_prints_work_and_a_second_run_finds_its_data() {
     first.wait_for("starting", Duration::from_secs(2));
     let log = first.wait_for("Ctrl-C stops everything", Duration::from_secs(60));
     let lines = curl_lines(&log);
-    assert_eq!(lines.len(), 3);
+    assert_eq!(lines.len(), 4);
     assert_eq!(paste(&lines[0])["applied"], true);
     assert_eq!(paste(&lines[1])["value"]["greeting"], "hello");
     assert_eq!(paste(&lines[2])["found"], false);
+    assert_eq!(paste(&lines[3])["acting_cluster"]["slug"], "acme-prod");
     // A second one beside it must not stop the first one's server.
     let (other, another) = (free_port().to_string(), free_port().to_string());
     let beside = gives_up(&["--data", data.to_str().unwrap(), "--port", &other, "--cell-port", &another]);
