@@ -19,4 +19,4 @@ mod login;
 mod outages;
 mod published_clients;
 mod sessions;
-mod attack;
+mod sign_in_attacks;
