@@ -148,6 +148,7 @@ fn directory(config: &ProxyConfig, runtime: &Runtime) -> Result<Directory, Proxy
     runtime.spawn(listener::run(pxdb.clone(), control.clone()));
     runtime.spawn(control.clone().touch_keys(config.key_touch));
     runtime.spawn(control.clone().sweep());
+    runtime.spawn(control.deny_list().clone().learn_ends());
     runtime.spawn(control.clone().sweep_revoked(config.sessions.revocation_sweep));
     let sessions = SessionKeys::new(&config.sessions.keys)?;
     if sessions.is_none() {
@@ -156,7 +157,10 @@ fn directory(config: &ProxyConfig, runtime: &Runtime) -> Result<Directory, Proxy
     Ok(Directory::Control(Arc::new(Identity {
         control,
         sessions,
-        cookies: CookieNames::new(&config.sessions.auth.cookies.name),
+        cookies: {
+            let cookies = &config.sessions.auth.cookies;
+            CookieNames::new(&cookies.name, cookies.is_secure(false))
+        },
         operators: config.sessions.operators,
         strict: config.sessions.revocation_strict,
     })))

@@ -2,7 +2,7 @@
 
 use super::source::{ConfigError, Shown, Source};
 use crate::{
-    domain::{secret::Secret, slug::Slug},
+    domain::{secret::Secret, session::LONGEST_SESSION_S, slug::Slug},
     identity::session::{KeyMaterial, SessionKeys},
     policy::host::canonical_host,
     portal::auth::{AuthSettings, PortalLink, SessionCookies},
@@ -162,8 +162,6 @@ pub struct CacheConfig {
 const PREFIX: &str = "QUEEN_PROXY_";
 /// 30 days: no timeout needs more, and sums stay far from overflow.
 const LONGEST_MS: u64 = 30 * 24 * 3600 * 1000;
-/// A pushed revocation is held for as long.
-const LONGEST_SESSION_S: u64 = 30 * 24 * 3600;
 
 impl ProxyConfig {
     /// Reads the settings and what `check` prints of them.
@@ -340,7 +338,12 @@ fn auth(s: &mut Source, cookie_name: String, secure: bool) -> AuthSettings {
         workers: s.number("QUEEN_PROXY_LOGIN_WORKERS", 1, 1..=64),
         queue: s.number("QUEEN_PROXY_LOGIN_QUEUE", 64, 1..=10_000),
         attempts_per_address: s.number("QUEEN_PROXY_LOGIN_ATTEMPTS_PER_ADDRESS", 10, 1..=1_000_000),
-        failures_per_account: s.number("QUEEN_PROXY_LOGIN_FAILURES_PER_ACCOUNT", 10, 1..=1_000_000),
+        failures_per_account_and_address: s.number(
+            "QUEEN_PROXY_LOGIN_FAILURES_PER_ACCOUNT_AND_ADDRESS",
+            5,
+            1..=1_000_000,
+        ),
+        failures_per_account: s.number("QUEEN_PROXY_LOGIN_FAILURES_PER_ACCOUNT", 100, 1..=1_000_000),
         max_tracked: s.number("QUEEN_PROXY_LOGIN_MAX_TRACKED", 50_000, 1..=10_000_000),
     }
 }

@@ -13,7 +13,7 @@ use crate::{
 use sqlx::{
     Postgres, Row,
     pool::PoolConnection,
-    postgres::{PgConnectOptions, PgPool, PgPoolOptions, PgSslMode},
+    postgres::{PgConnectOptions, PgPool, PgPoolOptions, PgRow, PgSslMode},
 };
 use std::{fmt, future::Future, time::Duration};
 use tokio::time::timeout;
@@ -249,6 +249,26 @@ impl Store {
                 .await
         })
         .await
+    }
+
+    /// When the tokens with these ids end that are on the deny-list, in seconds of the epoch.
+    pub async fn ends_of_revoked(&self, jtis: &[String]) -> Result<Vec<(String, u64)>, StoreError> {
+        let rows = self
+            .ask(async |connection| {
+                sqlx::query(include_str!("sql/ends_of_revoked.sql"))
+                    .bind(jtis)
+                    .fetch_all(&mut **connection)
+                    .await
+            })
+            .await?;
+        let end = |row: PgRow| {
+            let expires: f64 = row.try_get("expires")?;
+            // Infinity and what lies before the epoch come out as the nearest there is.
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            let expires = expires.ceil() as u64;
+            Ok((row.try_get("jti")?, expires))
+        };
+        rows.into_iter().map(end).collect()
     }
 
     /// The unrevoked key with this digest.

@@ -3,6 +3,7 @@
 use super::{Gateway, answer, forward::ClientSide, head, refusal::Refusal};
 use crate::{
     domain::ids::RequestId,
+    identity::is_by_https,
     portal::{
         Reply, Route,
         auth::{Auth, AuthRefusal, MAX_FORM, Visit},
@@ -63,12 +64,12 @@ impl Gateway {
             headers: &head.headers,
             query: head.uri.query(),
             client: client.address(&head.headers),
-            https: client.is_https(&head.headers),
+            https: is_by_https(&head.headers),
         };
         let reply = match route {
             Route::Login if posted => auth.log_in(&visit, &form).await,
             Route::Login => Ok(auth.login_page(&visit)),
-            Route::Logout => Ok(auth.log_out(&visit).await),
+            Route::Logout => auth.log_out(&visit).await,
             Route::SessionToken => auth.session_token(&visit).await,
             _ => {
                 let acting = match self.pipeline.who(head).await {

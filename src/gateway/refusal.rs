@@ -141,11 +141,14 @@ impl Refusal {
             Self::Portal(AuthRefusal::Auth(error)) => return Self::Auth(error).wire(),
             Self::Portal(AuthRefusal::NoSession) => (401, "unauthorized", "no session"),
             Self::Portal(AuthRefusal::InvalidSession) => (401, "unauthorized", "invalid session"),
-            Self::Portal(AuthRefusal::FromElsewhere) => (403, "forbidden", "sign in on a page of this host"),
+            Self::Portal(AuthRefusal::FromElsewhere) => (403, "forbidden", "only from a page of this host"),
+            Self::Portal(AuthRefusal::OtherUser) => {
+                (403, "forbidden", "somebody else is signed in here; sign out first")
+            }
             Self::Portal(AuthRefusal::NoForm) => {
                 (400, "invalid_request", "send email and password as application/x-www-form-urlencoded")
             }
-            Self::Portal(AuthRefusal::TooMany(_)) => (429, "rate_limited", "too many attempts to sign in"),
+            Self::Portal(AuthRefusal::TooMany(_)) => (429, "rate_limited", "too many attempts"),
             Self::Portal(AuthRefusal::Busy) => (503, "unavailable", "too many people sign in at the moment"),
             Self::Portal(AuthRefusal::Unavailable) => {
                 (503, "unavailable", "the control plane does not answer")
@@ -257,6 +260,7 @@ mod tests {
             Refusal::Portal(AuthRefusal::InvalidSession),
             Refusal::Portal(AuthRefusal::Auth(AuthError::UserGone)),
             Refusal::Portal(AuthRefusal::FromElsewhere),
+            Refusal::Portal(AuthRefusal::OtherUser),
             Refusal::Portal(AuthRefusal::NoForm),
             Refusal::Portal(AuthRefusal::TooMany(1)),
             Refusal::Portal(AuthRefusal::Busy),

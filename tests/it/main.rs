@@ -20,3 +20,4 @@ mod login;
 mod outages;
 mod published_clients;
 mod sessions;
+mod sign_in_attacks;
