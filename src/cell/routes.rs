@@ -1,10 +1,11 @@
 //! What a request is about, and the answer to it (KV contract, section 6).
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use http::header::ETAG;
+use http::header::{CONTENT_TYPE, ETAG};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use percent_encoding::percent_decode_str;
@@ -14,16 +15,22 @@ use uuid::Uuid;
 
 use super::answers::{REQUEST_ID, answer};
 use super::config::CellConfig;
+use super::control::Control;
 use super::errors::KvError;
+use super::gate::Gate;
+use super::metrics::CallEnd;
 use super::request::{self, Call, EdgeLimits};
-use super::store::{Outcome, Store};
-use super::{access, body, tenant};
+use super::store::{Effect, Outcome, Store};
+use super::tally::Tally;
+use super::{access, body, system, tenant};
 use crate::domain::secret::Secret;
 use crate::telemetry::log_gate::LogGate;
 
 /// What all requests share.
 #[derive(Debug)]
 pub(super) struct Cell {
+    gate: Arc<Gate>,
+    control: Arc<Control>,
     store: Store,
     limits: EdgeLimits,
     tenancy_header: bool,
@@ -34,8 +41,10 @@ pub(super) struct Cell {
 }
 
 impl Cell {
-    pub(super) fn new(config: &CellConfig, store: Store) -> Self {
+    pub(super) fn new(config: &CellConfig, gate: Arc<Gate>, control: Arc<Control>, store: Store) -> Self {
         Self {
+            gate,
+            control,
             store,
             limits: EdgeLimits::from(config),
             tenancy_header: config.tenancy_header,
@@ -51,6 +60,9 @@ impl Cell {
 #[derive(Debug, PartialEq, Eq)]
 enum Route<'a> {
     Health,
+    Metrics,
+    /// The kill switch.
+    Switches,
     Batch,
     /// Namespace and key tail, both still percent-encoded.
     Key {
@@ -63,6 +75,8 @@ impl<'a> Route<'a> {
     fn of(path: &'a str) -> Option<Self> {
         match path {
             "/health" => return Some(Self::Health),
+            "/metrics/prometheus" => return Some(Self::Metrics),
+            "/api/v1/system/kv-timers" => return Some(Self::Switches),
             "/api/v1/kv" | "/api/v1/kv/" => return Some(Self::Batch),
             _ => {}
         }
@@ -108,6 +122,20 @@ async fn handle(state: &Cell, parts: &Parts, body: axum::body::Body) -> Result<R
     }
     let tenant = tenant::of(&parts.headers, state.tenancy_header)?;
     match route {
+        Some(Route::Metrics) => {
+            if !matches!(parts.method, Method::GET | Method::HEAD) {
+                return Err(KvError::MethodNotAllowed { allow: "GET, HEAD" });
+            }
+            metrics(state)
+        }
+        Some(Route::Switches) => match parts.method {
+            Method::GET | Method::HEAD => Ok(system::show(&state.gate, &state.control).await),
+            Method::POST => {
+                let body = body::read(body, system::MAX_BODY).await?;
+                system::switch(&state.gate, &state.control, &body).await
+            }
+            _ => Err(KvError::MethodNotAllowed { allow: "GET, HEAD, POST" }),
+        },
         Some(Route::Batch) => {
             if parts.method != Method::POST {
                 return Err(KvError::MethodNotAllowed { allow: "POST" });
@@ -153,10 +181,48 @@ async fn health(state: &Cell, method: &Method) -> Result<Response, KvError> {
     }
 }
 
+fn metrics(state: &Cell) -> Result<Response, KvError> {
+    let text = state
+        .gate
+        .metrics
+        .render(state.store.state(), &state.control.snapshot().quotas)
+        .map_err(|_| KvError::failed("metrics"))?;
+    let mut response = answer(StatusCode::OK, text);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(prometheus::TEXT_FORMAT));
+    Ok(response)
+}
+
+/// Lets a call in, runs it, and accounts for how it ended.
+async fn run(state: &Cell, tenant: Uuid, call: Call) -> Result<Outcome, KvError> {
+    let (operations, demand) = call.into_parts();
+    let admission = state.gate.standalone(tenant, &demand)?;
+    let effect = if demand.writes { Effect::Writes { once_only: demand.once_only } } else { Effect::None };
+    let started = Instant::now();
+    let outcome = state.store.apply(tenant, operations, effect).await;
+    let took = started.elapsed();
+    match &outcome {
+        Ok(Outcome::Results(results)) => {
+            state.gate.metrics.call(&demand, CallEnd::Done(&Tally::of(results)), took);
+        }
+        Ok(Outcome::Lost(_)) => {
+            admission.refund();
+            state.gate.metrics.call(&demand, CallEnd::Lost, took);
+        }
+        Err(error) => {
+            admission.failed(error);
+            state.gate.metrics.call(&demand, CallEnd::Failed, took);
+            if matches!(error, KvError::OutcomeUnknown { .. }) {
+                state.gate.metrics.outcome_unknown();
+            }
+        }
+    }
+    outcome
+}
+
 async fn batch(state: &Cell, tenant: Uuid, body: &[u8]) -> Result<Response, KvError> {
     let text = match request::batch(body, state.limits)? {
         None => r#"{"results":[]}"#.to_owned(),
-        Some(call) => match state.store.apply(tenant, call).await? {
+        Some(call) => match run(state, tenant, call).await? {
             Outcome::Results(results) => format!(r#"{{"results":{results}}}"#),
             Outcome::Lost(verdict) => verdict,
         },
@@ -166,7 +232,7 @@ async fn batch(state: &Cell, tenant: Uuid, body: &[u8]) -> Result<Response, KvEr
 
 /// Runs a call of one operation and answers its element alone.
 async fn single(state: &Cell, tenant: Uuid, call: Call) -> Result<Response, KvError> {
-    let results = match state.store.apply(tenant, call).await? {
+    let results = match run(state, tenant, call).await? {
         Outcome::Results(results) => results,
         Outcome::Lost(verdict) => return Ok(answer(StatusCode::OK, verdict)),
     };
@@ -228,6 +294,10 @@ mod tests {
         let key = |namespace, tail| Some(Route::Key { namespace, tail });
         for (path, expected) in [
             ("/health", Some(Route::Health)),
+            ("/metrics/prometheus", Some(Route::Metrics)),
+            ("/metrics", None),
+            ("/api/v1/system/kv-timers", Some(Route::Switches)),
+            ("/api/v1/system/kv-timers/", None),
             ("/api/v1/kv", Some(Route::Batch)),
             ("/api/v1/kv/", Some(Route::Batch)),
             ("/api/v1/kv/ns/k", key("ns", "k")),

@@ -4,11 +4,13 @@
 mod process;
 mod raw;
 mod recorder;
+mod relay;
 mod world;
 
 pub use process::{Process, free_port};
 pub use raw::{Answer, Socket};
 pub use recorder::{Recorder, Reply};
+pub use relay::{Passage, Relay};
 pub use world::{Tenant, World, WorldBuilder};
 
 use std::time::{Duration, Instant};
