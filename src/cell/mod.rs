@@ -8,6 +8,7 @@ mod access;
 mod answers;
 mod body;
 mod config;
+mod console;
 mod errors;
 mod json;
 mod members;
@@ -17,6 +18,7 @@ mod schema;
 mod server;
 mod store;
 mod tenant;
+mod transaction;
 
 pub use config::CellConfig;
 pub use errors::CellError;

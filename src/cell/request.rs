@@ -36,6 +36,13 @@ impl From<&CellConfig> for EdgeLimits {
     }
 }
 
+impl EdgeLimits {
+    /// These limits, and no more operations and keys than given.
+    pub(super) fn at_most(self, ops: usize, keys: usize) -> Self {
+        Self { ops: self.ops.min(ops), keys: self.keys.min(keys), ..self }
+    }
+}
+
 /// Operations of a call as JSON text, within the limits of the edge.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Call(String);
@@ -68,7 +75,7 @@ pub(super) fn batch(body: &[u8], limits: EdgeLimits) -> Result<Option<Call>, KvE
 
 /// Writes the operations anew with the members that SQL reads: what nobody reads would cost memory
 /// there all the same. Anything but an object becomes a number, which SQL refuses with its position.
-fn rebuild(operations: &[Option<Members<'_>>]) -> Call {
+pub(super) fn rebuild(operations: &[Option<Members<'_>>]) -> Call {
     let mut text = String::from("[");
     for operation in operations {
         if text.len() > 1 {
@@ -157,7 +164,10 @@ fn single(op: &str, namespace: &str, key: &str, options: &[(&str, &RawValue)]) -
 
 /// The checks of section 6.4, in its order: operations, keys, sizes. Returns the members of each operation
 /// that is an object.
-fn check<'a>(operations: &Elements<'a>, limits: EdgeLimits) -> Result<Vec<Option<Members<'a>>>, KvError> {
+pub(super) fn check<'a>(
+    operations: &Elements<'a>,
+    limits: EdgeLimits,
+) -> Result<Vec<Option<Members<'a>>>, KvError> {
     const UNREADABLE: KvError = KvError::bad("kv_bad_body", "a member name is not Unicode text");
     if operations.count > limits.ops {
         let detail = format!("{} operations, at most {}", operations.count, limits.ops);

@@ -16,8 +16,8 @@ use super::answers::{REQUEST_ID, answer};
 use super::config::CellConfig;
 use super::errors::KvError;
 use super::request::{self, Call, EdgeLimits};
-use super::store::{Outcome, Store};
-use super::{access, body, tenant};
+use super::store::{Outcome, Question, Store};
+use super::{access, body, console, tenant, transaction};
 use crate::domain::secret::Secret;
 use crate::telemetry::log_gate::LogGate;
 
@@ -52,6 +52,9 @@ impl Cell {
 enum Route<'a> {
     Health,
     Batch,
+    Transaction,
+    Namespaces,
+    List,
     /// Namespace and key tail, both still percent-encoded.
     Key {
         namespace: &'a str,
@@ -64,6 +67,9 @@ impl<'a> Route<'a> {
         match path {
             "/health" => return Some(Self::Health),
             "/api/v1/kv" | "/api/v1/kv/" => return Some(Self::Batch),
+            "/api/v1/transaction" => return Some(Self::Transaction),
+            "/api/v1/resources/kv/namespaces" => return Some(Self::Namespaces),
+            "/api/v1/resources/kv/list" => return Some(Self::List),
             _ => {}
         }
         // Everything after the namespace is the key, slashes included.
@@ -85,7 +91,11 @@ pub(super) async fn serve(State(state): State<Arc<Cell>>, request: Request) -> R
                 // The reason is an identifier; what the server says may quote the caller.
                 tracing::warn!(request_id = %id, error = %error, hidden, "KV call failed");
             }
-            error.into_response(&id)
+            if Route::of(parts.uri.path()) == Some(Route::Transaction) {
+                transaction::refusal(error, &id)
+            } else {
+                error.into_response(&id)
+            }
         }
     }
 }
@@ -115,11 +125,33 @@ async fn handle(state: &Cell, parts: &Parts, body: axum::body::Body) -> Result<R
             let body = body::read(body, state.max_body_bytes).await?;
             batch(state, tenant, &body).await
         }
-        Some(Route::Key { namespace, tail }) => {
-            // Before anything else: names in a query string end up in access logs.
-            if parts.uri.query().is_some_and(|query| !query.is_empty()) {
-                return Err(KvError::bad("kv_no_query_string", "options of this route go into the body"));
+        Some(Route::Transaction) => {
+            if parts.method != Method::POST {
+                return Err(KvError::MethodNotAllowed { allow: "POST" });
             }
+            let body = body::read(body, state.max_body_bytes).await?;
+            let call = transaction::bundle(&body, state.limits)?;
+            transaction::outcome(state.store.ask(tenant, Question::Bundle(call)).await?)
+        }
+        Some(Route::Namespaces) => {
+            no_query(parts)?;
+            if !matches!(parts.method, Method::GET | Method::HEAD) {
+                return Err(KvError::MethodNotAllowed { allow: "GET, HEAD" });
+            }
+            let array = text(state.store.ask(tenant, Question::Namespaces).await?)?;
+            Ok(answer(StatusCode::OK, console::namespaces(&array)))
+        }
+        Some(Route::List) => {
+            no_query(parts)?;
+            if parts.method != Method::POST {
+                return Err(KvError::MethodNotAllowed { allow: "POST" });
+            }
+            let body = body::read(body, state.max_body_bytes).await?;
+            let page = console::Page::of(&body)?;
+            Ok(answer(StatusCode::OK, text(state.store.ask(tenant, Question::List(page)).await?)?))
+        }
+        Some(Route::Key { namespace, tail }) => {
+            no_query(parts)?;
             let namespace = decode(namespace, "kv_bad_namespace")?;
             let key = decode(tail, "kv_bad_key")?;
             let call = match parts.method {
@@ -142,6 +174,22 @@ async fn handle(state: &Cell, parts: &Parts, body: axum::body::Body) -> Result<R
     }
 }
 
+/// The check that comes before all others of a route: names in a query string end up in access logs.
+fn no_query(parts: &Parts) -> Result<(), KvError> {
+    match parts.uri.query() {
+        None | Some("") => Ok(()),
+        Some(_) => Err(KvError::bad("kv_no_query_string", "options of this route go into the body")),
+    }
+}
+
+/// The answer to a question that cannot lose.
+fn text(outcome: Outcome) -> Result<String, KvError> {
+    match outcome {
+        Outcome::Results(text) => Ok(text),
+        Outcome::Lost(_) => Err(KvError::failed("kv_result_unreadable")),
+    }
+}
+
 async fn health(state: &Cell, method: &Method) -> Result<Response, KvError> {
     if !matches!(*method, Method::GET | Method::HEAD) {
         return Err(KvError::MethodNotAllowed { allow: "GET, HEAD" });
@@ -156,7 +204,7 @@ async fn health(state: &Cell, method: &Method) -> Result<Response, KvError> {
 async fn batch(state: &Cell, tenant: Uuid, body: &[u8]) -> Result<Response, KvError> {
     let text = match request::batch(body, state.limits)? {
         None => r#"{"results":[]}"#.to_owned(),
-        Some(call) => match state.store.apply(tenant, call).await? {
+        Some(call) => match state.store.ask(tenant, Question::Apply(call)).await? {
             Outcome::Results(results) => format!(r#"{{"results":{results}}}"#),
             Outcome::Lost(verdict) => verdict,
         },
@@ -166,7 +214,7 @@ async fn batch(state: &Cell, tenant: Uuid, body: &[u8]) -> Result<Response, KvEr
 
 /// Runs a call of one operation and answers its element alone.
 async fn single(state: &Cell, tenant: Uuid, call: Call) -> Result<Response, KvError> {
-    let results = match state.store.apply(tenant, call).await? {
+    let results = match state.store.ask(tenant, Question::Apply(call)).await? {
         Outcome::Results(results) => results,
         Outcome::Lost(verdict) => return Ok(answer(StatusCode::OK, verdict)),
     };
@@ -237,6 +285,11 @@ mod tests {
             ("/api/v1/kv/ns", None),
             ("/api/v1/kv/ns/", None),
             ("/api/v1/kv//k", None),
+            ("/api/v1/transaction", Some(Route::Transaction)),
+            ("/api/v1/transaction/", None),
+            ("/api/v1/resources/kv/namespaces", Some(Route::Namespaces)),
+            ("/api/v1/resources/kv/list", Some(Route::List)),
+            ("/api/v1/resources/kv", None),
             ("/api/v1/kvx", None),
             ("/api/v2/kv/ns/k", None),
             ("/health/", None),

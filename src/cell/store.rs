@@ -10,13 +10,21 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::config::CellConfig;
+use super::console::Page;
 use super::errors::KvError;
 use super::json::compact;
 use super::request::Call;
 use super::schema::connect_options;
 
 /// Applies a call. Text casts on both sides keep every number as it was written.
-const APPLY: &str = "SELECT queen.kv_apply_v1($1::text::jsonb, $2::uuid, NULL, false)::text";
+const APPLY: &str = "SELECT queen.kv_apply_v1($2::text::jsonb, $1::uuid, NULL, false)::text";
+
+/// The same under the limits of a bundle.
+const BUNDLE: &str = "SELECT queen.kv_apply_v1($2::text::jsonb, $1::uuid, NULL, true)::text";
+
+const LIST: &str = "SELECT queen.kv_list_v1($1::uuid, $2, $3, $4, $5, $6, $7)::text";
+
+const NAMESPACES: &str = "SELECT queen.kv_namespaces_v1($1::uuid)::text";
 
 const TERSE: &str = "SELECT set_config('log_error_verbosity', 'terse', false) \
                        FROM pg_roles WHERE rolname = current_user AND rolsuper";
@@ -33,10 +41,23 @@ const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
 /// A connection that rested longer is tested before use; testing all would double the round trips.
 const TEST_AFTER_IDLE: Duration = Duration::from_secs(5);
 
+/// What a tenant asks of the database.
+#[derive(Debug)]
+pub(super) enum Question {
+    /// Operations of a key/value route.
+    Apply(Call),
+    /// Operations of a bundle.
+    Bundle(Call),
+    /// A page of a namespace.
+    List(Page),
+    /// All namespaces.
+    Namespaces,
+}
+
 /// What a call came to.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// The result elements: compact text of a JSON array.
+    /// The answer as compact JSON text; of operations, the array of their result elements.
     Results(String),
     /// A `required` operation lost and nothing was applied: compact text of the verdict (section 6.5).
     Lost(String),
@@ -84,13 +105,13 @@ impl Store {
         Self { pool, health, answer_timeout: config.statement_timeout() + ANSWER_GRACE }
     }
 
-    /// Applies a call for `tenant`, all of it or nothing.
+    /// Asks for `tenant`. Operations apply all or none.
     ///
     /// The statement runs in a task of its own: a client that hangs up would otherwise leave a connection
     /// with half an answer on it, which the pool has to wait out.
-    pub(super) async fn apply(&self, tenant: Uuid, call: Call) -> Result<Outcome, KvError> {
+    pub(super) async fn ask(&self, tenant: Uuid, question: Question) -> Result<Outcome, KvError> {
         let connection = self.pool.acquire().await.map_err(|error| self.refusal(&error))?;
-        let run = run(connection, tenant, call.into_text(), self.answer_timeout);
+        let run = run(connection, tenant, question, self.answer_timeout);
         tokio::spawn(run).await.map_err(|_| KvError::failed("kv_error"))?
     }
 
@@ -120,10 +141,10 @@ impl Store {
 async fn run(
     mut connection: PoolConnection<Postgres>,
     tenant: Uuid,
-    operations: String,
+    question: Question,
     limit: Duration,
 ) -> Result<Outcome, KvError> {
-    match timeout(limit, execute(&mut connection, tenant, operations)).await {
+    match timeout(limit, execute(&mut connection, tenant, question)).await {
         Ok(Ok(Some(results))) => Ok(Outcome::Results(compact(results))),
         Ok(Ok(None)) => Err(KvError::failed("kv_result_missing")),
         Ok(Err(sqlx::Error::Database(error))) if error.code().as_deref() == Some("23514") => {
@@ -147,9 +168,23 @@ async fn run(
 async fn execute(
     connection: &mut PgConnection,
     tenant: Uuid,
-    operations: String,
+    question: Question,
 ) -> Result<Option<String>, sqlx::Error> {
-    sqlx::query_scalar(APPLY).bind(operations).bind(tenant).fetch_one(connection).await
+    let query = |statement| sqlx::query_scalar(statement).bind(tenant);
+    match question {
+        Question::Apply(call) => query(APPLY).bind(call.into_text()),
+        Question::Bundle(call) => query(BUNDLE).bind(call.into_text()),
+        Question::List(page) => query(LIST)
+            .bind(page.namespace)
+            .bind(page.prefix)
+            .bind(page.after)
+            .bind(page.limit)
+            .bind(page.keys_only)
+            .bind(page.include_expired),
+        Question::Namespaces => query(NAMESPACES),
+    }
+    .fetch_one(connection)
+    .await
 }
 
 /// Closes the socket without another word to the server.

@@ -14,6 +14,8 @@ mod dev_command;
 mod front_door;
 mod hostile_requests;
 mod isolation;
+mod kv_console;
+mod kv_transaction;
 mod kv_vectors;
 mod outages;
 mod published_clients;
