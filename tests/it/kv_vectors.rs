@@ -245,35 +245,6 @@ async fn of_many_updates_of_one_version_one_wins_and_a_ceiling_admits_exactly_it
     }
 }
 
-/// Vector 18: without one lock order for everybody, PostgreSQL ends one of the two with 40P01, a 503.
-#[tokio::test(flavor = "multi_thread")]
-async fn two_writers_of_overlapping_keys_in_opposite_order_never_deadlock() {
-    const ROUNDS: i64 = 150;
-    let store = Store::open().await;
-    let shared: Vec<String> = (0..8).map(|n| format!("shared-{n}")).collect();
-    for round in 0..ROUNDS {
-        let mut forth: Vec<Value> =
-            shared.iter().map(|key| op("incr", key, json!({"delta": 1, "forever": true}))).collect();
-        // Rows that do not exist yet are where an order is easily lost.
-        forth.extend(["x", "y"].map(|part| claim(&format!("new-{round}-{part}"), json!(round))));
-        let mut back: Vec<Value> = forth.iter().rev().cloned().collect();
-        forth.push(put("only-forth", json!(round), json!({})));
-        back.insert(0, put("only-back", json!(round), json!({})));
-        let answers = store.at_once(vec![json!(forth), json!(back)]).await;
-        for answer in &answers {
-            assert_eq!(answer.status, 200, "round {round}: {}", text(answer));
-        }
-        let (forth, back) = (results(&answers[0]), results(&answers[1]));
-        // Whoever came first took both new keys.
-        assert_eq!(forth[8]["applied"], forth[9]["applied"], "round {round}");
-        assert_ne!(forth[8]["applied"], back[2]["applied"], "round {round}");
-        assert_eq!(back[1]["applied"], back[2]["applied"], "round {round}");
-    }
-    for key in &shared {
-        assert_eq!(store.row(key).await.unwrap().value, (2 * ROUNDS).to_string(), "{key}");
-    }
-}
-
 /// Vectors 3, 4 and 7.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_expired_key_is_gone_before_it_is_swept_and_the_next_write_is_its_birth() {

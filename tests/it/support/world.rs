@@ -104,6 +104,7 @@ impl Tenant {
 pub struct WorldBuilder {
     proxies: usize,
     environment: Vec<(String, String)>,
+    cell_environment: Vec<(String, String)>,
     own_control_postgres: bool,
     own_cell_postgres: bool,
     recorder: bool,
@@ -127,6 +128,13 @@ impl WorldBuilder {
     #[allow(clippy::needless_pass_by_value)] // numbers and texts read best at the place of use
     pub fn env(mut self, name: &str, value: impl ToString) -> Self {
         self.environment.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// A variable of the cell's environment, which wins over the one of all worlds.
+    #[allow(clippy::needless_pass_by_value)] // as above
+    pub fn cell_env(mut self, name: &str, value: impl ToString) -> Self {
+        self.cell_environment.push((name.to_owned(), value.to_string()));
         self
     }
 
@@ -166,7 +174,7 @@ impl WorldBuilder {
         } else {
             create(&server, &cell_db).await;
             let port = free_port();
-            cell = Some(start_cell(&server, &cell_db, port, &secret, &folder));
+            cell = Some(start_cell(&server, &cell_db, port, &secret, &self.cell_environment, &folder));
             port
         };
         let mut world = World {
@@ -181,6 +189,7 @@ impl WorldBuilder {
             recorder,
             proxies: Vec::new(),
             environment: self.environment,
+            cell_environment: self.cell_environment,
             proxies_migrate: self.proxies_migrate,
             folder,
         };
@@ -226,6 +235,7 @@ pub struct World {
     /// Each with its port.
     pub proxies: Vec<(u16, Process)>,
     environment: Vec<(String, String)>,
+    cell_environment: Vec<(String, String)>,
     proxies_migrate: bool,
     folder: TempDir,
 }
@@ -241,6 +251,7 @@ impl World {
         WorldBuilder {
             proxies: 1,
             environment: Vec::new(),
+            cell_environment: Vec::new(),
             own_control_postgres: false,
             own_cell_postgres: false,
             recorder: false,
@@ -326,9 +337,21 @@ impl World {
     /// Kills the cell and starts it again on the same port and database.
     pub async fn restart_cell(&mut self) {
         self.cell = None;
-        self.cell =
-            Some(start_cell(&self.server, &self.cell_db, self.cell_port, &self.cell_secret, &self.folder));
+        self.cell = Some(self.start_cell(self.cell_port));
         wait_for_health(self.cell_port).await;
+    }
+
+    /// Starts another cell on the same database; no proxy knows of it.
+    pub async fn another_cell(&self) -> (u16, Process) {
+        let port = free_port();
+        let process = self.start_cell(port);
+        wait_for_health(port).await;
+        (port, process)
+    }
+
+    fn start_cell(&self, port: u16) -> Process {
+        let environment = &self.cell_environment;
+        start_cell(&self.server, &self.cell_db, port, &self.cell_secret, environment, &self.folder)
     }
 
     /// A superuser's connection to the control plane.
@@ -406,8 +429,15 @@ impl World {
     }
 }
 
-fn start_cell(server: &Postgresql, database: &str, port: u16, secret: &str, folder: &TempDir) -> Process {
-    let environment = [
+fn start_cell(
+    server: &Postgresql,
+    database: &str,
+    port: u16,
+    secret: &str,
+    more: &[(String, String)],
+    folder: &TempDir,
+) -> Process {
+    let environment: Vec<(String, String)> = [
         ("HOST", "127.0.0.1".to_owned()),
         ("PORT", port.to_string()),
         ("PG_HOST", "127.0.0.1".to_owned()),
@@ -420,7 +450,10 @@ fn start_cell(server: &Postgresql, database: &str, port: u16, secret: &str, fold
         ("QUEEN_KV_TRUSTED_PROXY", "true".to_owned()),
         ("QUEEN_CELL_SECRET", secret.to_owned()),
     ]
-    .map(|(name, value)| (name.to_owned(), value));
+    .map(|(name, value)| (name.to_owned(), value))
+    .into_iter()
+    .chain(more.iter().cloned())
+    .collect();
     Process::start("queen-cell", env!("CARGO_BIN_EXE_queen-cell"), &["serve"], &environment, folder.path())
 }
 
