@@ -15,6 +15,7 @@ mod front_door;
 mod hostile_requests;
 mod isolation;
 mod kv_console;
+mod kv_linearizability;
 mod kv_model;
 mod kv_races;
 mod kv_transaction;

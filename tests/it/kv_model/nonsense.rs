@@ -61,7 +61,7 @@ fn odd() -> impl Strategy<Value = Value> {
                          json!({"a": {"b": [1, "c"]}}), json!(["x", "x"]), json!(["x", 1])]),
         1 => (500..520_usize, select(vec!["k", "é", "\u{10ffff}", "\u{1}"])).prop_map(|(n, c)| json!(c.repeat(n))),
         1 => (65_530..65_540_usize).prop_map(|n| json!("v".repeat(n))),
-        1 => (1..200_usize).prop_map(|depth| (0..depth).fold(json!(1), |inner, _| json!([inner]))),
+        1 => (1..100_usize).prop_map(|depth| (0..depth).fold(json!(1), |inner, _| json!([inner]))),
     ]
 }
 
