@@ -169,9 +169,8 @@ fn run(state: State, kind: Kind, fresh: Version) -> (Answer, State) {
     let wrote = |value| (Answer::Applied(Some(value), number(fresh)), Some((value, fresh)));
     match kind {
         Kind::Get => (held.map_or(Answer::Missing, |held| Answer::Found(held, current)), state),
-        Kind::Put(value) => wrote(value),
         Kind::Claim(_) if held.is_some() => lost(Reason::Exists),
-        Kind::Claim(value) => wrote(value),
+        Kind::Put(value) | Kind::Claim(value) => wrote(value),
         Kind::Swap { .. } | Kind::DeleteIf { .. } | Kind::Delete if held.is_none() => lost(Reason::Absent),
         Kind::Swap { expect, .. } | Kind::DeleteIf { expect } if current != expect => lost(Reason::Version),
         Kind::Swap { value, .. } => wrote(value),
