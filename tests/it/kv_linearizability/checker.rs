@@ -170,10 +170,9 @@ fn run(state: State, kind: Kind, fresh: Version) -> (Answer, State) {
     match kind {
         Kind::Get => (held.map_or(Answer::Missing, |held| Answer::Found(held, current)), state),
         Kind::Claim(_) if held.is_some() => lost(Reason::Exists),
-        Kind::Put(value) | Kind::Claim(value) => wrote(value),
         Kind::Swap { .. } | Kind::DeleteIf { .. } | Kind::Delete if held.is_none() => lost(Reason::Absent),
         Kind::Swap { expect, .. } | Kind::DeleteIf { expect } if current != expect => lost(Reason::Version),
-        Kind::Swap { value, .. } => wrote(value),
+        Kind::Put(value) | Kind::Claim(value) | Kind::Swap { value, .. } => wrote(value),
         Kind::Delete | Kind::DeleteIf { .. } => (Answer::Applied(held, current), None),
         Kind::Incr { delta, max } => match held {
             Some(Held::Document(_)) => (Answer::Lost(Reason::Type, Some(Held::Number(0)), current), state),
