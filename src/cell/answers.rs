@@ -127,6 +127,12 @@ impl KvError {
         }
     }
 
+    /// Status and first word of the answer.
+    pub(super) fn status_and_word(&self) -> (StatusCode, &str) {
+        let (status, envelope) = self.envelope();
+        (status, envelope.error)
+    }
+
     /// The answer. It carries the request id, so that a report by a user leads to the log line.
     pub(super) fn into_response(self, request_id: &str) -> Response {
         let (status, envelope) = self.envelope();

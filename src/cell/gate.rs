@@ -46,7 +46,6 @@ impl Gate {
 
     /// Judges the KV operations of a transaction. They use the transaction's connection and are never shed;
     /// charge them once, for the whole bundle.
-    #[cfg_attr(not(test), expect(dead_code, reason = "called by the transaction route"))]
     pub(super) fn rider(self: &Arc<Self>, tenant: Uuid, demand: &Demand) -> Result<Admission, KvError> {
         self.judge(tenant, demand, true)
     }

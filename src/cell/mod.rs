@@ -11,6 +11,7 @@ mod answers;
 mod body;
 mod clock;
 mod config;
+mod console;
 mod control;
 mod demand;
 mod errors;
@@ -33,6 +34,7 @@ mod switches;
 mod system;
 mod tally;
 mod tenant;
+mod transaction;
 
 pub use config::CellConfig;
 pub use errors::CellError;

@@ -21,8 +21,9 @@ const TERSE: &str = "SELECT set_config('log_error_verbosity', 'terse', false) \
 /// Longest wait for a call that is running to give its connection back.
 const SLOT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Longest wait for the server to accept a connection, all attempts together.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest wait for the server to accept a connection, all attempts together. A busy machine needs seconds for
+/// many at once.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Longest time from asking for a connection to having one.
 pub(super) const CHECKOUT_TIMEOUT: Duration = SLOT_TIMEOUT.saturating_add(CONNECT_TIMEOUT);
@@ -30,7 +31,10 @@ pub(super) const CHECKOUT_TIMEOUT: Duration = SLOT_TIMEOUT.saturating_add(CONNEC
 /// Calls that may wait, for each connection there is: they hold their bodies in memory.
 const WAITING_PER_SLOT: usize = 64;
 
-/// While the server accepts no connection, one call in this time tries, and the others hear so at once.
+/// Attempts in a row without a connection after which the server counts as away.
+const AWAY_AFTER: u32 = 3;
+
+/// While it does, one call in this time tries, and the others hear so at once.
 const CONNECT_PROBE: Duration = Duration::from_millis(250);
 
 /// A connection that rested longer is tested before use; testing all would double the round trips.
@@ -105,7 +109,7 @@ impl CallPool {
             slots: Arc::new(Semaphore::new(size)),
             waiting: Arc::default(),
             size,
-            connects: Arc::new(Latch::new(1, CONNECT_PROBE)),
+            connects: Arc::new(Latch::new(AWAY_AFTER, CONNECT_PROBE)),
             suspect,
             gate,
         }

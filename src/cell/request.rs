@@ -37,6 +37,13 @@ impl From<&CellConfig> for EdgeLimits {
     }
 }
 
+impl EdgeLimits {
+    /// These limits, and no more operations and keys than given.
+    pub(super) fn at_most(self, ops: usize, keys: usize) -> Self {
+        Self { ops: self.ops.min(ops), keys: self.keys.min(keys), ..self }
+    }
+}
+
 /// Operations of a call as JSON text, within the limits of the edge.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Call {
@@ -45,9 +52,20 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// The JSON array for SQL, and what it asks for.
-    pub(super) fn into_parts(self) -> (String, Demand) {
-        (self.text, self.demand)
+    /// Checks operations against the limits and writes them anew.
+    pub(super) fn of(operations: &Elements<'_>, limits: EdgeLimits) -> Result<Self, KvError> {
+        let (operations, demand) = check(operations, limits)?;
+        Ok(Self { text: rebuild(&operations), demand })
+    }
+
+    /// What it asks for; nothing when asked again.
+    pub(super) fn take_demand(&mut self) -> Demand {
+        std::mem::take(&mut self.demand)
+    }
+
+    /// The JSON array for SQL.
+    pub(super) fn into_text(self) -> String {
+        self.text
     }
 }
 
@@ -66,8 +84,7 @@ pub(super) fn batch(body: &[u8], limits: EdgeLimits) -> Result<Option<Call>, KvE
     if operations.count == 0 {
         return Ok(None);
     }
-    let (operations, demand) = check(&operations, limits)?;
-    Ok(Some(Call { text: rebuild(&operations), demand }))
+    Call::of(&operations, limits).map(Some)
 }
 
 /// Writes the operations anew with the members that SQL reads: what nobody reads would cost memory

@@ -9,7 +9,7 @@ const LIMITS: EdgeLimits = EdgeLimits { ops: 3, keys: 1024, value_bytes: 16 };
 /// The text for SQL, or the reason of the refusal.
 fn outcome(result: Result<Option<Call>, KvError>) -> String {
     match result {
-        Ok(Some(call)) => call.into_parts().0,
+        Ok(Some(call)) => call.into_text(),
         Ok(None) => "nothing".to_owned(),
         Err(KvError::Bad { reason, .. } | KvError::TooLarge { reason, .. }) => reason.into_owned(),
         Err(other) => panic!("{other}"),
@@ -146,7 +146,7 @@ fn path_deletes_and_gets() {
 /// The demand that goes with the text: by route, and with a value's size as it is checked.
 #[test]
 fn what_a_call_asks_for() {
-    let demand = |call: Result<Call, KvError>| call.unwrap().into_parts().1;
+    let demand = |call: Result<Call, KvError>| call.unwrap().take_demand();
     let put = demand(put("ns", "k", br#"{"value": [1, 2], "forever": true}"#, LIMITS));
     assert_eq!((put.adds, put.once_only), (Usage { rows: 1, bytes: 5 }, false));
     let fenced = demand(super::put("ns", "k", br#"{"value":1,"forever":true,"expect":0}"#, LIMITS));

@@ -16,13 +16,14 @@ use uuid::Uuid;
 use super::answers::{REQUEST_ID, answer};
 use super::config::CellConfig;
 use super::control::Control;
+use super::demand::Demand;
 use super::errors::KvError;
-use super::gate::Gate;
+use super::gate::{Admission, Gate};
 use super::metrics::CallEnd;
 use super::request::{self, Call, EdgeLimits};
-use super::store::{Effect, Outcome, Store};
+use super::store::{Effect, Outcome, Question, Store};
 use super::tally::Tally;
-use super::{access, body, system, tenant};
+use super::{access, body, console, system, tenant, transaction};
 use crate::domain::secret::Secret;
 use crate::telemetry::log_gate::LogGate;
 
@@ -64,6 +65,9 @@ enum Route<'a> {
     /// The kill switch.
     Switches,
     Batch,
+    Transaction,
+    Namespaces,
+    List,
     /// Namespace and key tail, both still percent-encoded.
     Key {
         namespace: &'a str,
@@ -78,6 +82,9 @@ impl<'a> Route<'a> {
             "/metrics/prometheus" => return Some(Self::Metrics),
             "/api/v1/system/kv-timers" => return Some(Self::Switches),
             "/api/v1/kv" | "/api/v1/kv/" => return Some(Self::Batch),
+            "/api/v1/transaction" => return Some(Self::Transaction),
+            "/api/v1/resources/kv/namespaces" => return Some(Self::Namespaces),
+            "/api/v1/resources/kv/list" => return Some(Self::List),
             _ => {}
         }
         // Everything after the namespace is the key, slashes included.
@@ -99,7 +106,11 @@ pub(super) async fn serve(State(state): State<Arc<Cell>>, request: Request) -> R
                 // The reason is an identifier; what the server says may quote the caller.
                 tracing::warn!(request_id = %id, error = %error, hidden, "KV call failed");
             }
-            error.into_response(&id)
+            if Route::of(parts.uri.path()) == Some(Route::Transaction) {
+                transaction::refusal(error, &id)
+            } else {
+                error.into_response(&id)
+            }
         }
     }
 }
@@ -143,11 +154,37 @@ async fn handle(state: &Cell, parts: &Parts, body: axum::body::Body) -> Result<R
             let body = body::read(body, state.max_body_bytes).await?;
             batch(state, tenant, &body).await
         }
-        Some(Route::Key { namespace, tail }) => {
-            // Before anything else: names in a query string end up in access logs.
-            if parts.uri.query().is_some_and(|query| !query.is_empty()) {
-                return Err(KvError::bad("kv_no_query_string", "options of this route go into the body"));
+        Some(Route::Transaction) => {
+            if parts.method != Method::POST {
+                return Err(KvError::MethodNotAllowed { allow: "POST" });
             }
+            let body = body::read(body, state.max_body_bytes).await?;
+            let call = transaction::bundle(&body, state.limits)?;
+            transaction::outcome(run(state, tenant, Question::Bundle(call)).await?)
+        }
+        Some(Route::Namespaces) => {
+            no_query(parts)?;
+            if !matches!(parts.method, Method::GET | Method::HEAD) {
+                return Err(KvError::MethodNotAllowed { allow: "GET, HEAD" });
+            }
+            let array = text(run(state, tenant, Question::Namespaces).await?)?;
+            Ok(answer(StatusCode::OK, console::namespaces(&array)))
+        }
+        Some(Route::List) => {
+            no_query(parts)?;
+            if parts.method != Method::POST {
+                return Err(KvError::MethodNotAllowed { allow: "POST" });
+            }
+            let body = body::read(body, state.max_body_bytes).await?;
+            // A pause is told before what is wrong with the body (section 6.4).
+            let reading = Demand::default();
+            let admission = state.gate.standalone(tenant, &reading)?;
+            let question = Question::List(console::Page::of(&body)?);
+            let page = finish(state, tenant, question, &reading, admission).await?;
+            Ok(answer(StatusCode::OK, text(page)?))
+        }
+        Some(Route::Key { namespace, tail }) => {
+            no_query(parts)?;
             let namespace = decode(namespace, "kv_bad_namespace")?;
             let key = decode(tail, "kv_bad_key")?;
             let call = match parts.method {
@@ -167,6 +204,22 @@ async fn handle(state: &Cell, parts: &Parts, body: axum::body::Body) -> Result<R
             single(state, tenant, call).await
         }
         Some(Route::Health) | None => Err(KvError::NoSuchRoute),
+    }
+}
+
+/// The check that comes before all others of a route: names in a query string end up in access logs.
+fn no_query(parts: &Parts) -> Result<(), KvError> {
+    match parts.uri.query() {
+        None | Some("") => Ok(()),
+        Some(_) => Err(KvError::bad("kv_no_query_string", "options of this route go into the body")),
+    }
+}
+
+/// The answer to a question that cannot lose.
+fn text(outcome: Outcome) -> Result<String, KvError> {
+    match outcome {
+        Outcome::Results(text) => Ok(text),
+        Outcome::Lost(_) => Err(KvError::failed("kv_result_unreadable")),
     }
 }
 
@@ -193,24 +246,37 @@ fn metrics(state: &Cell) -> Result<Response, KvError> {
 }
 
 /// Lets a call in, runs it, and accounts for how it ended.
-async fn run(state: &Cell, tenant: Uuid, call: Call) -> Result<Outcome, KvError> {
-    let (operations, demand) = call.into_parts();
-    let admission = state.gate.standalone(tenant, &demand)?;
-    let effect = if demand.writes { Effect::Writes { once_only: demand.once_only } } else { Effect::None };
+async fn run(state: &Cell, tenant: Uuid, mut question: Question) -> Result<Outcome, KvError> {
+    let demand = question.take_demand();
+    let admission = match question {
+        Question::Bundle(_) => state.gate.rider(tenant, &demand)?,
+        _ => state.gate.standalone(tenant, &demand)?,
+    };
+    finish(state, tenant, question, &demand, admission).await
+}
+
+/// Runs a call that was let in.
+async fn finish(
+    state: &Cell,
+    tenant: Uuid,
+    question: Question,
+    demand: &Demand,
+    admission: Admission,
+) -> Result<Outcome, KvError> {
     let started = Instant::now();
-    let outcome = state.store.apply(tenant, operations, effect).await;
+    let outcome = state.store.ask(tenant, question, Effect::of(demand)).await;
     let took = started.elapsed();
     match &outcome {
         Ok(Outcome::Results(results)) => {
-            state.gate.metrics.call(&demand, CallEnd::Done(&Tally::of(results)), took);
+            state.gate.metrics.call(demand, CallEnd::Done(&Tally::of(results)), took);
         }
         Ok(Outcome::Lost(_)) => {
             admission.refund();
-            state.gate.metrics.call(&demand, CallEnd::Lost, took);
+            state.gate.metrics.call(demand, CallEnd::Lost, took);
         }
         Err(error) => {
             admission.failed(error);
-            state.gate.metrics.call(&demand, CallEnd::Failed, took);
+            state.gate.metrics.call(demand, CallEnd::Failed, took);
             if matches!(error, KvError::OutcomeUnknown { .. }) {
                 state.gate.metrics.outcome_unknown();
             }
@@ -222,7 +288,7 @@ async fn run(state: &Cell, tenant: Uuid, call: Call) -> Result<Outcome, KvError>
 async fn batch(state: &Cell, tenant: Uuid, body: &[u8]) -> Result<Response, KvError> {
     let text = match request::batch(body, state.limits)? {
         None => r#"{"results":[]}"#.to_owned(),
-        Some(call) => match run(state, tenant, call).await? {
+        Some(call) => match run(state, tenant, Question::Apply(call)).await? {
             Outcome::Results(results) => format!(r#"{{"results":{results}}}"#),
             Outcome::Lost(verdict) => verdict,
         },
@@ -232,7 +298,7 @@ async fn batch(state: &Cell, tenant: Uuid, body: &[u8]) -> Result<Response, KvEr
 
 /// Runs a call of one operation and answers its element alone.
 async fn single(state: &Cell, tenant: Uuid, call: Call) -> Result<Response, KvError> {
-    let results = match run(state, tenant, call).await? {
+    let results = match run(state, tenant, Question::Apply(call)).await? {
         Outcome::Results(results) => results,
         Outcome::Lost(verdict) => return Ok(answer(StatusCode::OK, verdict)),
     };
@@ -307,6 +373,11 @@ mod tests {
             ("/api/v1/kv/ns", None),
             ("/api/v1/kv/ns/", None),
             ("/api/v1/kv//k", None),
+            ("/api/v1/transaction", Some(Route::Transaction)),
+            ("/api/v1/transaction/", None),
+            ("/api/v1/resources/kv/namespaces", Some(Route::Namespaces)),
+            ("/api/v1/resources/kv/list", Some(Route::List)),
+            ("/api/v1/resources/kv", None),
             ("/api/v1/kvx", None),
             ("/api/v2/kv/ns/k", None),
             ("/health/", None),

@@ -10,15 +10,25 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::config::CellConfig;
+use super::console::Page;
+use super::demand::Demand;
 use super::errors::KvError;
 use super::gate::Gate;
 use super::json::compact;
 use super::metrics::PoolState;
 use super::pool::{CallPool, Checkout};
+use super::request::Call;
 use super::schema::connect_options;
 
 /// Applies a call. Text casts on both sides keep every number as it was written.
-const APPLY: &str = "SELECT queen.kv_apply_v1($1::text::jsonb, $2::uuid, NULL, false)::text";
+const APPLY: &str = "SELECT queen.kv_apply_v1($2::text::jsonb, $1::uuid, NULL, false)::text";
+
+/// The same under the limits of a bundle.
+const BUNDLE: &str = "SELECT queen.kv_apply_v1($2::text::jsonb, $1::uuid, NULL, true)::text";
+
+const LIST: &str = "SELECT queen.kv_list_v1($1::uuid, $2, $3, $4, $5, $6, $7)::text";
+
+const NAMESPACES: &str = "SELECT queen.kv_namespaces_v1($1::uuid)::text";
 
 /// How much longer than the server's own statement timeout we wait before a connection counts as dead.
 pub(super) const ANSWER_GRACE: Duration = Duration::from_secs(2);
@@ -26,10 +36,33 @@ pub(super) const ANSWER_GRACE: Duration = Duration::from_secs(2);
 /// Longest health check, from the request to its verdict.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// What a tenant asks of the database.
+#[derive(Debug)]
+pub(super) enum Question {
+    /// Operations of a key/value route.
+    Apply(Call),
+    /// Operations of a bundle.
+    Bundle(Call),
+    /// A page of a namespace.
+    List(Page),
+    /// All namespaces.
+    Namespaces,
+}
+
+impl Question {
+    /// What it asks for; the console reads. Nothing when asked again.
+    pub(super) fn take_demand(&mut self) -> Demand {
+        match self {
+            Self::Apply(call) | Self::Bundle(call) => call.take_demand(),
+            Self::List(_) | Self::Namespaces => Demand::default(),
+        }
+    }
+}
+
 /// What a call came to.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// The result elements: compact text of a JSON array.
+    /// The answer as compact JSON text; of operations, the array of their result elements.
     Results(String),
     /// A `required` operation lost and nothing was applied: compact text of the verdict (section 6.5).
     Lost(String),
@@ -42,6 +75,13 @@ pub(super) enum Effect {
     None,
     /// It writes; whether it may be done twice is said with it.
     Writes { once_only: bool },
+}
+
+impl Effect {
+    /// What a call risks that asks for `demand`.
+    pub(super) fn of(demand: &Demand) -> Self {
+        if demand.writes { Self::Writes { once_only: demand.once_only } } else { Self::None }
+    }
 }
 
 /// Connections to the database of the cell.
@@ -69,18 +109,18 @@ impl Store {
         }
     }
 
-    /// Applies a call for `tenant`, all of it or nothing.
+    /// Asks for `tenant`. Operations apply all or none.
     ///
     /// The statement runs in a task of its own: a client that hangs up would otherwise leave a connection
     /// with half an answer on it, which the pool has to wait out.
-    pub(super) async fn apply(
+    pub(super) async fn ask(
         &self,
         tenant: Uuid,
-        operations: String,
+        question: Question,
         effect: Effect,
     ) -> Result<Outcome, KvError> {
         let checkout = self.pool.checkout().await?;
-        let run = run(checkout, tenant, operations, effect, self.answer_timeout);
+        let run = run(checkout, tenant, question, effect, self.answer_timeout);
         tokio::spawn(run).await.map_err(|_| KvError::failed("kv_error"))?
     }
 
@@ -104,11 +144,11 @@ impl Store {
 async fn run(
     mut checkout: Checkout,
     tenant: Uuid,
-    operations: String,
+    question: Question,
     effect: Effect,
     limit: Duration,
 ) -> Result<Outcome, KvError> {
-    match timeout(limit, execute(checkout.connection(), tenant, operations)).await {
+    match timeout(limit, execute(checkout.connection(), tenant, question)).await {
         Ok(Ok(Some(results))) => Ok(Outcome::Results(compact(results))),
         Ok(Ok(None)) => Err(KvError::failed("kv_result_missing")),
         Ok(Err(sqlx::Error::Database(error))) if error.code().as_deref() == Some("23514") => {
@@ -132,9 +172,23 @@ async fn run(
 async fn execute(
     connection: &mut PgConnection,
     tenant: Uuid,
-    operations: String,
+    question: Question,
 ) -> Result<Option<String>, sqlx::Error> {
-    sqlx::query_scalar(APPLY).bind(operations).bind(tenant).fetch_one(connection).await
+    let query = |statement| sqlx::query_scalar(statement).bind(tenant);
+    match question {
+        Question::Apply(call) => query(APPLY).bind(call.into_text()),
+        Question::Bundle(call) => query(BUNDLE).bind(call.into_text()),
+        Question::List(page) => query(LIST)
+            .bind(page.namespace)
+            .bind(page.prefix)
+            .bind(page.after)
+            .bind(page.limit)
+            .bind(page.keys_only)
+            .bind(page.include_expired),
+        Question::Namespaces => query(NAMESPACES),
+    }
+    .fetch_one(connection)
+    .await
 }
 
 /// Whether a connection is of no use after this error. A session stays read-only although its database takes

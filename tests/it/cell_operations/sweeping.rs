@@ -38,8 +38,9 @@ const ALL: &str = "(SELECT array_agg(n::smallint) FROM generate_series(0, 63) AS
 
 #[tokio::test(flavor = "multi_thread")]
 async fn several_idle_cells_remove_all_that_expired_once_and_nothing_else() {
-    let mut world = world().start().await;
-    let ports = [world.cell_port, world.another_cell().await, world.another_cell().await];
+    let world = world().start().await;
+    let (second, third) = (world.another_cell().await, world.another_cell().await);
+    let ports = [world.cell_port, second.0, third.0];
     cell_sql(&world, &rows(ACME, "live", 3, "1 hour")).await;
     assert_eq!(put(&world, GLOBEX, "forever").await.status, 200);
     // The cells have been idle; they are at it within a moment all the same, without a call.

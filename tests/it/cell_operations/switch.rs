@@ -20,7 +20,7 @@ async fn state(world: &World, port: u16) -> Value {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pause_stops_every_cell_of_the_database_and_outlives_a_restart() {
     let mut world = World::builder().proxies(0).start().await;
-    let other = world.another_cell().await;
+    let (other, _other) = world.another_cell().await;
     assert_eq!(put(&world, ACME, "k").await.status, 200);
     let fresh = state(&world, other).await;
     assert_eq!(
@@ -97,8 +97,8 @@ async fn through_the_proxy_no_tenant_reaches_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pause_without_the_database_holds_here_and_reaches_the_others_later() {
-    let mut world = World::builder().proxies(0).own_cell_postgres().start().await;
-    let other = world.another_cell().await;
+    let world = World::builder().proxies(0).own_cell_postgres().start().await;
+    let (other, _other) = world.another_cell().await;
     world.server.stop();
     let (status, answer) = switch(&world, world.cell_port, r#"{"kv":false}"#).await;
     assert_eq!((status, &answer["kvEnabled"], &answer["mirrored"]), (200, &json!(false), &json!(false)));

@@ -104,11 +104,11 @@ impl Tenant {
 pub struct WorldBuilder {
     proxies: usize,
     environment: Vec<(String, String)>,
+    cell_environment: Vec<(String, String)>,
     own_control_postgres: bool,
     own_cell_postgres: bool,
     recorder: bool,
     proxies_migrate: bool,
-    cell_environment: Vec<(String, String)>,
     cell_behind_relay: bool,
 }
 
@@ -201,7 +201,6 @@ impl WorldBuilder {
             cell,
             recorder,
             relay,
-            more_cells: Vec::new(),
             cell_environment,
             proxies: Vec::new(),
             environment: self.environment,
@@ -249,12 +248,10 @@ pub struct World {
     pub recorder: Option<Recorder>,
     /// What is between the cell and its database, when it was asked for.
     pub relay: Option<Relay>,
-    /// Further cells on the same database, each with its port.
-    pub more_cells: Vec<(u16, Process)>,
-    cell_environment: Vec<(String, String)>,
     /// Each with its port.
     pub proxies: Vec<(u16, Process)>,
     environment: Vec<(String, String)>,
+    cell_environment: Vec<(String, String)>,
     proxies_migrate: bool,
     folder: TempDir,
 }
@@ -270,11 +267,11 @@ impl World {
         WorldBuilder {
             proxies: 1,
             environment: Vec::new(),
+            cell_environment: Vec::new(),
             own_control_postgres: false,
             own_cell_postgres: false,
             recorder: false,
             proxies_migrate: false,
-            cell_environment: Vec::new(),
             cell_behind_relay: false,
         }
     }
@@ -361,12 +358,12 @@ impl World {
         wait_for_health(self.cell_port).await;
     }
 
-    /// Starts another cell on the same database and waits for it; returns its port.
-    pub async fn another_cell(&mut self) -> u16 {
+    /// Starts another cell on the same database; no proxy knows of it.
+    pub async fn another_cell(&self) -> (u16, Process) {
         let port = free_port();
-        self.more_cells.push((port, self.start_cell(port)));
+        let process = self.start_cell(port);
         wait_for_health(port).await;
-        port
+        (port, process)
     }
 
     fn start_cell(&self, port: u16) -> Process {
