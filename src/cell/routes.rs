@@ -132,6 +132,13 @@ async fn handle(state: &Cell, parts: &Parts, body: axum::body::Body) -> Result<R
         );
     }
     let tenant = tenant::of(&parts.headers, state.tenancy_header)?;
+    // Read before anything else is refused: whoever is still sending, as the proxy may be, would find the
+    // connection closed in place of an answer.
+    let body = match route {
+        Some(Route::Switches) => body::read(body, system::MAX_BODY).await?,
+        Some(_) => body::read(body, state.max_body_bytes).await?,
+        None => Vec::new(),
+    };
     match route {
         Some(Route::Metrics) => {
             if !matches!(parts.method, Method::GET | Method::HEAD) {
@@ -141,24 +148,19 @@ async fn handle(state: &Cell, parts: &Parts, body: axum::body::Body) -> Result<R
         }
         Some(Route::Switches) => match parts.method {
             Method::GET | Method::HEAD => Ok(system::show(&state.gate, &state.control).await),
-            Method::POST => {
-                let body = body::read(body, system::MAX_BODY).await?;
-                system::switch(&state.gate, &state.control, &body).await
-            }
+            Method::POST => system::switch(&state.gate, &state.control, &body).await,
             _ => Err(KvError::MethodNotAllowed { allow: "GET, HEAD, POST" }),
         },
         Some(Route::Batch) => {
             if parts.method != Method::POST {
                 return Err(KvError::MethodNotAllowed { allow: "POST" });
             }
-            let body = body::read(body, state.max_body_bytes).await?;
             batch(state, tenant, &body).await
         }
         Some(Route::Transaction) => {
             if parts.method != Method::POST {
                 return Err(KvError::MethodNotAllowed { allow: "POST" });
             }
-            let body = body::read(body, state.max_body_bytes).await?;
             let call = transaction::bundle(&body, state.limits)?;
             transaction::outcome(run(state, tenant, Question::Bundle(call)).await?)
         }
@@ -175,7 +177,6 @@ async fn handle(state: &Cell, parts: &Parts, body: axum::body::Body) -> Result<R
             if parts.method != Method::POST {
                 return Err(KvError::MethodNotAllowed { allow: "POST" });
             }
-            let body = body::read(body, state.max_body_bytes).await?;
             // A pause is told before what is wrong with the body (section 6.4).
             let reading = Demand::default();
             let admission = state.gate.standalone(tenant, &reading)?;
@@ -189,14 +190,8 @@ async fn handle(state: &Cell, parts: &Parts, body: axum::body::Body) -> Result<R
             let key = decode(tail, "kv_bad_key")?;
             let call = match parts.method {
                 Method::GET | Method::HEAD => request::get(&namespace, &key)?,
-                Method::PUT => {
-                    let body = body::read(body, state.max_body_bytes).await?;
-                    request::put(&namespace, &key, &body, state.limits)?
-                }
-                Method::DELETE => {
-                    let body = body::read(body, state.max_body_bytes).await?;
-                    request::delete(&namespace, &key, &body, state.limits)?
-                }
+                Method::PUT => request::put(&namespace, &key, &body, state.limits)?,
+                Method::DELETE => request::delete(&namespace, &key, &body, state.limits)?,
                 _ => {
                     return Err(KvError::MethodNotAllowed { allow: "GET, HEAD, PUT, DELETE" });
                 }
