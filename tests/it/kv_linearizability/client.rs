@@ -133,6 +133,10 @@ fn heard(answer: &Http, kind: Kind) -> Option<Answer> {
         return None;
     }
     let body = answer.json();
+    // A write that must not be repeated blindly is answered so that no client repeats it by itself.
+    if body["reason"] == "kv_outcome_unknown" {
+        return None;
+    }
     assert_eq!(answer.status, 200, "{kind:?}: {body}");
     assert_ne!(body["success"], false, "{kind:?}: {body}");
     let element = body.get("results").map_or(&body, |results| &results[0]);
