@@ -61,7 +61,7 @@ async fn every_failure_of_the_database_has_its_answer() {
         ("58030", "secret-key", 503, unavailable, "sqlstate_58030", false, (503, unavailable, unavailable)),
         ("42883", "secret-key", 500, wrong, "sqlstate_42883", false, (200, "db_error", "sqlstate_42883")),
         ("42501", "secret-key", 500, wrong, "sqlstate_42501", false, (200, "db_error", "sqlstate_42501")),
-        ("25006", "secret-key", 500, failed, "sqlstate_25006", false, (200, "db_error", "sqlstate_25006")),
+        ("25006", "secret-key", 503, unavailable, "kv_read_only", false, (503, unavailable, unavailable)),
         ("P0001", "secret-key", 500, failed, "sqlstate_P0001", false, (200, "db_error", "sqlstate_P0001")),
         (
             "XX000",
