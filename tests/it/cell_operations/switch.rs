@@ -41,6 +41,16 @@ async fn a_pause_stops_every_cell_of_the_database_and_outlives_a_restart() {
         assert_eq!(refusal(&answer), paused);
         assert_eq!(answer.header("retry-after"), Some("1"));
     }
+    for (line, body) in
+        [("GET /api/v1/resources/kv/namespaces", ""), ("POST /api/v1/resources/kv/list", "not even JSON")]
+    {
+        assert_eq!(refusal(&world.ask_cell(world.cell_port, line, ACME, body).await), paused, "{line}");
+    }
+    // A bundle is refused for good, so that it does not come back for ever (vector 23).
+    let bundle = r#"{"operations":[],"kv":[{"op":"get","ns":"ns","key":"k"}]}"#;
+    let answer = world.ask_cell(world.cell_port, "POST /api/v1/transaction", ACME, bundle).await;
+    assert_eq!(refusal(&answer), refused(403, "kv_disabled", "kv_disabled"));
+    assert!(answer.header("retry-after").is_none());
     let empty = world.ask_cell(world.cell_port, "POST /api/v1/kv", ACME, "[]").await;
     assert_eq!(empty.status, 200, "nothing to do asks nobody");
     assert_eq!(world.ask_cell(world.cell_port, "GET /health", ACME, "").await.status, 200);
