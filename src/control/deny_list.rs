@@ -96,9 +96,13 @@ impl DenyList {
                 match self.0.store.ends_of_revoked(&unknown).await {
                     Ok(ends) => {
                         tracing::debug!(asked = unknown.len(), known = ends.len(), "ends of revocations");
-                        ends.iter().for_each(|(jti, expires)| self.0.revoked.add(jti, *expires));
+                        for (jti, expires) in &ends {
+                            self.0.revoked.add(jti, *expires);
+                        }
                         // Those that the table does not hold stay as they are.
-                        unknown.iter().for_each(|jti| self.0.revoked.leave(jti));
+                        for jti in &unknown {
+                            self.0.revoked.leave(jti);
+                        }
                     }
                     Err(error) => {
                         tracing::debug!(%error, "the ends of revocations are not known");

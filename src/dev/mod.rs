@@ -279,6 +279,9 @@ fn start_cell(
         kv_max_value_bytes: 65_536,
         kv_max_ops_per_call: 256,
         kv_max_keys_per_call: 1_024,
+        shed_after: 5,
+        ladder: cell::LadderSettings::default(),
+        sweeper: cell::SweeperSettings::default(),
         log: LogSettings::default(),
     };
     let (stop, stopped) = oneshot::channel();

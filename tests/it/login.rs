@@ -1,6 +1,6 @@
 //! Signing in and out, and who one is.
 
-use crate::support::{Answer, Tenant, World, WorldBuilder, eventually};
+use crate::support::{Answer, Passage, Tenant, World, WorldBuilder, eventually};
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use serde_json::{Value, json};
 use std::{
@@ -539,11 +539,11 @@ async fn a_logout_during_an_outage_is_made_up_for() {
     let asked =
         async |proxy: usize| world.ask_proxy(proxy, GET, &with(&acme.host(), &session, ""), "").await.status;
     assert_eq!((asked(0).await, asked(1).await), (200, 200));
-    world.relay().fall_silent();
+    world.relay().set(Passage::Silent);
     assert_eq!(sign_in(&world, "ann@acme.example", PASSWORD).await.status, 503);
     assert_eq!(world.ask("POST /auth/logout", &with("x", &session, ""), "").await.status, 200);
     assert_eq!(asked(0).await, 401);
-    world.relay().speak();
+    world.relay().set(Passage::Open);
     eventually("the other proxy hears of it", Duration::from_secs(20), async || {
         (asked(1).await == 401).then_some(())
     })

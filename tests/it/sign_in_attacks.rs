@@ -96,7 +96,7 @@ async fn one_user_cannot_lose_the_logouts_of_others_in_an_outage() {
         world.ask_proxy(proxy, GET, &with(&acme.host(), cookie, ""), "").await.status
     };
     assert_eq!((asked(0, &ann).await, asked(1, &ann).await), (200, 200));
-    world.relay().fall_silent();
+    world.relay().set(Passage::Silent);
     let sessions: Vec<String> =
         (0..40).map(|n| format!("queen_session={}", token(eve, &format!("eve-{n}"), now() + 600))).collect();
     let answers = join_all(sessions.iter().map(|session| log_out(&world, session))).await;
@@ -110,7 +110,7 @@ async fn one_user_cannot_lose_the_logouts_of_others_in_an_outage() {
     for session in sessions.iter().chain([&ann]) {
         assert_eq!(asked(0, session).await, 401, "pinned here, whatever was answered");
     }
-    world.relay().speak();
+    world.relay().set(Passage::Open);
     eventually("all that was promised is in the table", Duration::from_secs(20), async || {
         let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM queen_proxy.revoked_tokens")
             .fetch_one(&mut world.control().await)
