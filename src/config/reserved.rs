@@ -5,13 +5,8 @@ use super::source::{Origin, Shown, Source};
 
 const FLAGS: [(&str, bool); 2] = [("QUEEN_PROXY_AUTH_HOST", false), ("QUEEN_PROXY_AUTOPROVISION", false)];
 
-const NUMBERS: [(&str, u64); 10] = [
-    ("QUEEN_PROXY_MAX_BATCH_ITEMS", 10_000),
+const NUMBERS: [(&str, u64); 5] = [
     ("QUEEN_PROXY_JWT_TTL_S", 86_400),
-    ("QUEEN_PROXY_RECONCILE_MS", 60_000),
-    ("QUEEN_PROXY_REGISTRY_PERSIST_MS", 1_000),
-    ("QUEEN_PROXY_STORAGE_REFRESH_MS", 10_000),
-    ("QUEEN_PROXY_CELL_MAX_PARKED", 5_000),
     ("QUEEN_PROXY_METER_FLUSH_MS", 15_000),
     ("QUEEN_PROXY_ROLLUP_MS", 3_600_000),
     ("QUEEN_PROXY_USAGE_KEEP_DAYS", 90),

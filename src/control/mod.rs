@@ -4,6 +4,7 @@ pub mod cache;
 mod deny_list;
 pub mod listener;
 pub mod migrate;
+pub mod queues;
 pub mod snapshot;
 pub mod store;
 mod versions;
@@ -197,6 +198,11 @@ impl ControlPlane {
     /// Revoked sessions.
     pub fn deny_list(&self) -> &DenyList {
         &self.deny_list
+    }
+
+    /// The queries themselves, for work that no request waits for.
+    pub fn store(&self) -> &Store {
+        &self.store
     }
 
     /// Whether changes are heard of at once; otherwise they are found when entries expire.
