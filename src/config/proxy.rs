@@ -166,6 +166,8 @@ pub struct CapsConfig {
     pub polls: usize,
     /// Of these, at one cell.
     pub cell_polls: usize,
+    /// Whether cells are told the tenant, as [`ProxyConfig::tenant_header`] says.
+    pub tenant_header: bool,
     /// Waiting pops of one cell.
     pub cell_max_parked: u64,
     /// Items of a push on a plan without a cap of its own.
@@ -253,6 +255,7 @@ impl ProxyConfig {
             log: super::logging(&mut s),
             unknown_variables: Vec::new(),
         };
+        config.caps.tenant_header = config.tenant_header;
         if config.pxdb.is_none() && !config.shared_hosts.is_empty() {
             s.refuse("QUEEN_PROXY_SHARED_HOSTS: needs a control plane (PXDB_HOST)");
         }
@@ -357,6 +360,7 @@ fn caps(s: &mut Source) -> CapsConfig {
         settle: millis(s, "QUEEN_PROXY_QUEUE_SETTLE_MS", 120_000, 0),
         polls: s.number("QUEEN_PROXY_RECONCILE_CONCURRENCY", 16, 1..=1_000),
         cell_polls: s.number("QUEEN_PROXY_RECONCILE_CELL_CONCURRENCY", 4, 1..=1_000),
+        tenant_header: true,
         cell_max_parked: s.number("QUEEN_PROXY_CELL_MAX_PARKED", 5_000, 0..=u64::MAX),
         max_batch_items: s.number("QUEEN_PROXY_MAX_BATCH_ITEMS", 10_000, 0..=u64::MAX),
         max_clusters: s.number("QUEEN_PROXY_CAPS_MAX_CLUSTERS", 100_000, 1..=10_000_000),

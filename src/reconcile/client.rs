@@ -50,32 +50,35 @@ impl PollError {
 }
 
 /// Keeps connections to the cells.
-pub(super) struct CellClient(Client<HttpConnector, Empty<Bytes>>);
+pub(super) struct CellClient {
+    http: Client<HttpConnector, Empty<Bytes>>,
+    tenant_header: bool,
+}
 
 impl CellClient {
-    /// At most `idle` connections to each cell are kept.
-    pub fn new(idle: usize) -> Self {
+    /// At most `idle` connections to each cell are kept. With `tenant_header` cells are told the tenant.
+    pub fn new(idle: usize, tenant_header: bool) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(CONNECT));
         connector.set_nodelay(true);
-        let client = Client::builder(TokioExecutor::new())
+        let http = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(idle)
             .build(connector);
-        Self(client)
+        Self { http, tenant_header }
     }
 
     /// The body of a listing.
     pub async fn listing(&self, target: &Target) -> Result<Vec<u8>, PollError> {
         let request =
-            target.cell.way.as_ref().and_then(|way| request(target, way)).ok_or(PollError::NoWay)?;
+            target.cell.way.as_ref().and_then(|way| self.request(target, way)).ok_or(PollError::NoWay)?;
         timeout(LIMIT, self.ask(request)).await.unwrap_or(Err(PollError::Late))
     }
 
     async fn ask(&self, request: Request<Empty<Bytes>>) -> Result<Vec<u8>, PollError> {
         let answer =
-            self.0.request(request).await.map_err(|error| {
+            self.http.request(request).await.map_err(|error| {
                 if error.is_connect() { PollError::Unreachable } else { PollError::BrokeOff }
             })?;
         if answer.status() != StatusCode::OK {
@@ -92,20 +95,21 @@ impl CellClient {
         }
         Ok(bytes)
     }
-}
 
-fn request(target: &Target, way: &Way) -> Option<Request<Empty<Bytes>>> {
-    let uri = Uri::builder()
-        .scheme("http")
-        .authority(way.authority.clone())
-        .path_and_query(format!("{}/api/v1/resources/queues?stats=cached", way.prefix))
-        .build()
-        .ok()?;
-    let mut request = Request::get(uri)
-        .header("x-queen-tenant", target.broker_tenant.to_string())
-        .header("x-queen-request-id", RequestId::new().to_string());
-    if let Some(bearer) = &way.bearer {
-        request = request.header(AUTHORIZATION, bearer.clone());
+    fn request(&self, target: &Target, way: &Way) -> Option<Request<Empty<Bytes>>> {
+        let uri = Uri::builder()
+            .scheme("http")
+            .authority(way.authority.clone())
+            .path_and_query(format!("{}/api/v1/resources/queues?stats=cached", way.prefix))
+            .build()
+            .ok()?;
+        let mut request = Request::get(uri).header("x-queen-request-id", RequestId::new().to_string());
+        if self.tenant_header {
+            request = request.header("x-queen-tenant", target.broker_tenant.to_string());
+        }
+        if let Some(bearer) = &way.bearer {
+            request = request.header(AUTHORIZATION, bearer.clone());
+        }
+        request.body(Empty::new()).ok()
     }
-    request.body(Empty::new()).ok()
 }

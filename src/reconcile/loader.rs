@@ -2,7 +2,7 @@
 //! (proxy contract §9.3).
 
 use super::Shared;
-use crate::limits::ClusterLimits;
+use crate::{control::store::StoreError, limits::ClusterLimits};
 use std::{
     collections::VecDeque,
     sync::{
@@ -96,6 +96,10 @@ pub(super) async fn run(shared: Arc<Shared>) {
             Err(error) => {
                 if let Some(hidden) = shared.gates.load.pass() {
                     tracing::warn!(%error, cluster = %cluster.id(), hidden, "a cluster's queues were not read");
+                }
+                if matches!(error, StoreError::Malformed(_)) {
+                    // It would say the same again: nothing of this cluster is refused.
+                    continue;
                 }
                 shared.wanted.add(Arc::downgrade(&cluster));
                 // Held on to, the counters would never be let go.

@@ -131,7 +131,7 @@ impl Reconcile {
         let shared = Arc::new(Shared {
             store,
             limiter,
-            client: CellClient::new(config.cell_polls),
+            client: CellClient::new(config.cell_polls, config.tenant_header),
             places: Semaphore::new(config.polls),
             cells: Mutex::default(),
             partial: Mutex::default(),

@@ -239,6 +239,9 @@ fn take_in(shared: &Shared, target: &Target, rows: &[KnownQueue], listing: &List
             let known = || known.get(name.as_str()).copied().map_or(0, u64::from);
             (name.as_str(), partitions.unwrap_or_else(known))
         });
+        // Another proxy admitted these a moment ago.
+        let fresh = rows.iter().filter(|row| !row.settled && !listing.queues.contains_key(&row.name));
+        let told = told.chain(fresh.map(|row| (row.name.as_str(), u64::from(row.partitions))));
         let freed = shared.limiter.reconcile(target.id, told, target.partitions);
         if freed > 0 {
             tracing::info!(target: "limits", cluster = %target.slug, freed, "queues are gone and make room");

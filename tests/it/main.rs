@@ -17,4 +17,5 @@ mod isolation;
 mod kv_vectors;
 mod outages;
 mod published_clients;
+mod reconciling;
 mod sessions;

@@ -2,7 +2,7 @@
 
 use super::{Process, Recorder, Socket, eventually, free_port};
 use queen_proxy::{
-    config::proxy::ProxyConfig,
+    config::proxy::{ProxyConfig, PxdbConfig},
     control::migrate::migrate,
     dev::postgres::{Postgres, Settings, USER},
 };
@@ -277,6 +277,14 @@ impl World {
         .into();
         environment.extend(self.environment.iter().cloned());
         environment
+    }
+
+    /// How a proxy of this world reaches the control plane, under the proxies' role.
+    pub fn pxdb_of_a_proxy(&self) -> PxdbConfig {
+        let mut environment = self.proxy_environment(1);
+        environment.push(("PXDB_USER".to_owned(), PROXY_ROLE.to_owned()));
+        environment.push(("PXDB_PASSWORD".to_owned(), PROXY_PASSWORD.to_owned()));
+        ProxyConfig::load(environment, None).unwrap().0.pxdb.unwrap()
     }
 
     /// Migrates, and makes the role under which the proxies of the tests run: the one that
