@@ -113,3 +113,36 @@ impl CellClient {
         request.body(Empty::new()).ok()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{CellClient, Way};
+    use crate::{
+        control::queues::{Target, TargetCell},
+        domain::{
+            ids::{BrokerTenant, ClusterId},
+            limits::Cap,
+        },
+    };
+    use std::sync::Arc;
+    use uuid::Uuid;
+
+    #[tokio::test]
+    async fn cells_are_told_the_tenant_as_requests_tell_them() {
+        let way = Way { authority: "[::1]:7".parse().unwrap(), prefix: "/p".into(), bearer: None };
+        let target = Target {
+            id: ClusterId(Uuid::nil()),
+            slug: "acme".into(),
+            broker_tenant: BrokerTenant(Uuid::nil()),
+            partitions: Cap::Unlimited,
+            retained: Cap::Unlimited,
+            cell: Arc::new(TargetCell { id: Uuid::nil(), slug: "cell".into(), way: Some(way.clone()) }),
+        };
+        for tenant_header in [true, false] {
+            let request = CellClient::new(1, tenant_header).request(&target, &way).unwrap();
+            assert_eq!(request.uri(), "http://[::1]:7/p/api/v1/resources/queues?stats=cached");
+            assert_eq!(request.headers().contains_key("x-queen-tenant"), tenant_header);
+            assert!(!request.headers().contains_key("authorization"));
+        }
+    }
+}

@@ -253,7 +253,7 @@ impl Shared {
     }
 
     /// Forgets all other cells, except those that are being visited.
-    fn keep_cells(&self, kept: HashSet<Uuid>) {
+    fn keep_cells(&self, kept: &HashSet<Uuid>) {
         lock(&self.cells).retain(|id, state| state.visited || kept.contains(id));
     }
 

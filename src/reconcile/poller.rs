@@ -68,7 +68,7 @@ impl Plan {
                     self.adopt(shared, targets, most);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the list of clusters was not read; the last one serves")
+                    tracing::warn!(%error, "the list of clusters was not read; the last one serves");
                 }
             }
         }
@@ -104,9 +104,11 @@ impl Plan {
             self.clusters.insert(target.id, Planned { target, asked_at });
         }
         if all {
-            before.into_keys().for_each(|gone| shared.limiter.forget(gone));
+            for gone in before.into_keys() {
+                shared.limiter.forget(gone);
+            }
         }
-        shared.keep_cells(self.clusters.values().map(|planned| planned.target.cell.id).collect());
+        shared.keep_cells(&self.clusters.values().map(|planned| planned.target.cell.id).collect());
         shared.keep_partial(|id| self.clusters.contains_key(&id));
     }
 

@@ -130,17 +130,23 @@ async fn world() -> World {
 
 /// Live rows of a cluster, by name.
 async fn rows(world: &World, tenant: &Tenant) -> Vec<(String, u32)> {
-    let store = Store::new(&world.pxdb_of_a_proxy());
+    read(&Store::new(&world.pxdb_of_a_proxy()), tenant).await
+}
+
+async fn read(store: &Store, tenant: &Tenant) -> Vec<(String, u32)> {
     let rows = store.queues(ClusterId(tenant.cluster), NEVER, 10_000).await.unwrap();
-    let mut rows: Vec<_> =
-        rows.into_iter().map(|KnownQueue { name, partitions, .. }| (name, partitions)).collect();
+    let rows = rows.into_iter().map(|KnownQueue { name, partitions, .. }| (name, partitions));
+    let mut rows: Vec<_> = rows.collect();
     rows.sort();
     rows
 }
 
+/// Waits until these are the live rows.
 async fn rows_become(world: &World, tenant: &Tenant, want: &[(&str, u32)]) {
     let want: Vec<(String, u32)> = want.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
-    eventually(&format!("{want:?}"), LIMIT, async || (rows(world, tenant).await == want).then_some(())).await;
+    let store = Store::new(&world.pxdb_of_a_proxy());
+    eventually(&format!("{want:?}"), LIMIT, async || (read(&store, tenant).await == want).then_some(()))
+        .await;
 }
 
 /// A live row, as old as this.

@@ -73,8 +73,9 @@ impl State {
     fn reply_to(&self, request: &Recorded) -> Reply {
         let listings = self.listings.lock().unwrap();
         let listing = request.line.starts_with("GET /api/v1/resources/queues?");
-        let of_tenant = listing.then(|| request.all("x-queen-tenant")).unwrap_or_default();
-        let reply = of_tenant.first().and_then(|tenant| listings.get(*tenant)).cloned();
+        let tenants = request.all("x-queen-tenant");
+        let tenant = tenants.first().filter(|_| listing);
+        let reply = tenant.and_then(|tenant| listings.get(*tenant)).cloned();
         reply.unwrap_or_else(|| self.reply.lock().unwrap().clone())
     }
 }
@@ -107,7 +108,7 @@ impl Recorder {
     }
 
     /// Changes how it answers who asks for the queues of a tenant, named as in `x-queen-tenant`.
-    pub fn list(&self, tenant: impl ToString, reply: Reply) {
+    pub fn list(&self, tenant: uuid::Uuid, reply: Reply) {
         self.state.listings.lock().unwrap().insert(tenant.to_string(), reply);
     }
 
