@@ -95,9 +95,13 @@ async fn two_proxies_write_the_same_table() {
     let acme = world.tenant("acme").await;
     let tenant = broker_tenant(&world, &acme).await;
     let names: Vec<String> = (100..400).map(|n| format!("q{n}")).collect();
-    for name in &names {
-        insert(&world, &acme, name, 2, "1 day").await;
-    }
+    world
+        .sql(&format!(
+            "INSERT INTO queen_proxy.queues (cluster_id, name, partitions_count, created_at)
+                  SELECT '{}', 'q' || n, 2, now() - interval '1 day' FROM generate_series(100, 399) AS n",
+            acme.cluster
+        ))
+        .await;
     let proxies = [Proxy::start(&world, eager()), Proxy::start(&world, eager())];
     for proxy in &proxies {
         proxy.loaded(&acme, 300).await;
@@ -130,6 +134,12 @@ async fn two_proxies_write_the_same_table() {
     assert_eq!(Some(proxies.each_ref().map(|proxy| proxy.reconcile.figures().polls_failed)), failed);
     assert!(rows(&world, &acme).await.contains(&("just now".to_owned(), 1)));
     proxies[1].loaded(&acme, 201).await;
+    let deadlocks: i64 =
+        sqlx::query_scalar("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+            .fetch_one(&mut world.control().await)
+            .await
+            .unwrap();
+    assert_eq!(deadlocks, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
