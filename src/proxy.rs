@@ -14,8 +14,9 @@ use crate::{
         CookieNames, Identity,
         session::{KeyError, SessionKeys},
     },
-    limits::{Limiter, Settings, buffer::Budget, clock::Monotonic, decision::Mode},
+    limits::{Limiter, buffer::Budget, clock::Monotonic, decision::Mode},
     ops::{self, Ops},
+    reconcile::{Figures, Reconcile},
     telemetry::metrics::Metrics,
 };
 use std::{net::SocketAddr, sync::Arc};
@@ -75,20 +76,33 @@ pub fn serve(config: &ProxyConfig) -> Result<(), ProxyError> {
     }
     let metrics = Arc::new(Metrics::new()?);
     let load = Arc::new(Load::default());
-    let caps = caps(config, Arc::clone(&metrics));
+    let limiter = Arc::new(Limiter::new(config.caps.counters(), Monotonic::default()));
     let control = match &directory {
         Directory::Control(identity) => Some(identity.control.clone()),
         Directory::Static(_) => None,
     };
-    figures(&metrics, &load, &caps, control.as_ref())?;
+    let reconcile = control.as_ref().map(|control| {
+        let store = control.store().clone();
+        Arc::new(Reconcile::start(runtime.handle(), store, Arc::clone(&limiter), config.caps))
+    });
+    let caps = caps(config, Arc::clone(&metrics), Arc::clone(&limiter), reconcile.clone());
+    figures(&metrics, &load, &caps, control.as_ref(), reconcile.clone())?;
     if let Some(listener) = admin {
-        let limiter = Arc::clone(&caps.limiter);
         let ops = Ops { metrics: Arc::clone(&metrics), load: Arc::clone(&load), limiter, control };
         runtime.spawn(ops::serve(listener, ops));
     }
     server::run(config, directory, caps, load, metrics)?;
+    if let Some(reconcile) = reconcile {
+        runtime.block_on(reconcile.shutdown(config.timeouts.drain));
+    }
     runtime.shutdown_background();
     Ok(())
+}
+
+/// Exact up to 2^53.
+#[allow(clippy::cast_precision_loss)]
+fn number(value: u64) -> f64 {
+    value as f64
 }
 
 /// Exports what other rooms count.
@@ -97,12 +111,8 @@ fn figures(
     load: &Arc<Load>,
     caps: &Caps,
     control: Option<&ControlPlane>,
+    reconcile: Option<Arc<Reconcile>>,
 ) -> Result<(), prometheus::Error> {
-    // Exact up to 2^53.
-    #[allow(clippy::cast_precision_loss)]
-    fn number(value: u64) -> f64 {
-        value as f64
-    }
     let in_flight = Arc::clone(load);
     metrics.gauge("queen_proxy_requests_in_flight", "Requests whose answer has not ended", move || {
         number(in_flight.in_flight() as u64)
@@ -119,6 +129,9 @@ fn figures(
         "Bytes of bodies that are held to be inspected",
         move || number(buffers.held()),
     )?;
+    if let Some(reconcile) = reconcile {
+        reconciling(metrics, &reconcile)?;
+    }
     if let Some(control) = control.cloned() {
         metrics.gauge("queen_proxy_listener_up", "Whether changes are heard of at once", move || {
             f64::from(u8::from(control.is_listening()))
@@ -166,14 +179,62 @@ fn directory(config: &ProxyConfig, runtime: &Runtime) -> Result<Directory, Proxy
     })))
 }
 
-fn caps(config: &ProxyConfig, metrics: Arc<Metrics>) -> Caps {
+/// Exports how it stands with the cells' listings.
+fn reconciling(metrics: &Metrics, reconcile: &Arc<Reconcile>) -> Result<(), prometheus::Error> {
+    let of = |read: fn(Figures) -> u64| {
+        let reconcile = Arc::clone(reconcile);
+        move || read(reconcile.figures())
+    };
+    metrics.counter(
+        "queen_proxy_cell_polls_total",
+        "Listings that cells were asked for",
+        of(|figures| figures.polls),
+    )?;
+    metrics.counter(
+        "queen_proxy_cell_polls_failed_total",
+        "Listings without a usable answer",
+        of(|figures| figures.polls_failed),
+    )?;
+    metrics.counter(
+        "queen_proxy_queue_rows_lost_total",
+        "Queue rows that found no room or could not be written",
+        of(|figures| figures.rows_dropped + figures.rows_left_out),
+    )?;
+    let waiting = of(|figures| figures.rows_pending as u64);
+    metrics.gauge("queen_proxy_queue_rows_pending", "Queue rows that wait to be written", move || {
+        number(waiting())
+    })?;
+    let reconcile = Arc::clone(reconcile);
+    metrics.gauges(
+        "queen_proxy_cell_answered_seconds",
+        "How long ago a cell gave a usable listing",
+        "cell",
+        move || {
+            let cells = reconcile.figures().cells.into_iter();
+            cells.filter_map(|cell| Some((cell.slug.into(), cell.answered?.as_secs_f64()))).collect()
+        },
+    )
+}
+
+fn caps(
+    config: &ProxyConfig,
+    metrics: Arc<Metrics>,
+    limiter: Arc<Limiter<Monotonic>>,
+    reconcile: Option<Arc<Reconcile>>,
+) -> Caps {
+    let unknown = Arc::clone(&limiter);
     Caps {
         metrics,
-        limiter: Arc::new(Limiter::new(Settings::default(), Monotonic::default())),
+        limiter,
         mode: if config.enforce { Mode::Enforce } else { Mode::Shadow },
         buffers: Arc::new(Budget::new(config.buffer_bytes, config.max_body_bytes as u64)),
-        max_pairs: 10_000,
-        want_queues: Box::new(|_| {}),
+        // Each item may name a pair in two readings.
+        max_pairs: usize::try_from(config.caps.max_batch_items.saturating_mul(2)).unwrap_or(usize::MAX),
+        want_queues: match reconcile {
+            Some(reconcile) => Box::new(move |counters| reconcile.want_rows(counters)),
+            // Without a table nothing was there before.
+            None => Box::new(move |counters| unknown.load(counters, [])),
+        },
     }
 }
 

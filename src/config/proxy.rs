@@ -4,6 +4,7 @@ use super::source::{ConfigError, Shown, Source};
 use crate::{
     domain::{secret::Secret, session::LONGEST_SESSION_S, slug::Slug},
     identity::session::{KeyMaterial, SessionKeys},
+    limits,
     policy::host::canonical_host,
     portal::auth::{AuthSettings, PortalLink, SessionCookies},
     telemetry::log::LogSettings,
@@ -29,7 +30,7 @@ pub struct ProxyConfig {
     pub worker_threads: usize,
     /// The control plane's database; none only together with [`Self::dev_cell`].
     pub pxdb: Option<PxdbConfig>,
-    /// Whether plan caps refuse, or only count (D1). There are none yet; `/healthz` reports it.
+    /// Whether plan caps refuse, or only count (D1).
     pub enforce: bool,
     /// Treat every request as a key with all scopes. For development.
     pub dev_insecure: bool,
@@ -51,6 +52,8 @@ pub struct ProxyConfig {
     pub cache: CacheConfig,
     /// How often `last_used_at` of keys is written.
     pub key_touch: Duration,
+    /// The caps of plans, and what they are counted by.
+    pub caps: CapsConfig,
     /// Hosts on which the credential names the cluster, canonical and in lower case.
     pub shared_hosts: HashSet<String>,
     /// Sessions.
@@ -159,6 +162,56 @@ pub struct CacheConfig {
     pub max_negatives: usize,
 }
 
+/// The caps of plans (proxy contract §9, §14).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CapsConfig {
+    /// How often every cluster's cell is asked what it keeps, the first time at once.
+    pub reconcile_every: Duration,
+    /// How often admitted queues are written to pxdb.
+    pub persist_every: Duration,
+    /// How often a cluster whose pushes are blocked for storage is asked for, and its cap read again, so
+    /// that it need not wait for the next round. What a cell tells counts at once.
+    pub storage_refresh: Duration,
+    /// How long a queue may be missing in a listing before it is taken for deleted.
+    pub settle: Duration,
+    /// Listings asked for at once; each may take 16 MiB while it is read.
+    pub polls: usize,
+    /// Of these, at one cell.
+    pub cell_polls: usize,
+    /// Whether cells are told the tenant, as [`ProxyConfig::tenant_header`] says.
+    pub tenant_header: bool,
+    /// Waiting pops of one cell.
+    pub cell_max_parked: u64,
+    /// Items of a push on a plan without a cap of its own.
+    pub max_batch_items: u64,
+    /// Clusters that are counted and asked for.
+    pub max_clusters: usize,
+    /// Queues, and partition names, kept of one cluster.
+    pub max_names: usize,
+    /// Queue rows that may wait to be written.
+    pub max_pending_rows: usize,
+}
+
+impl CapsConfig {
+    /// What the counters keep to.
+    pub fn counters(&self) -> limits::Settings {
+        limits::Settings {
+            max_clusters: self.max_clusters,
+            max_names: self.max_names,
+            max_pending_rows: self.max_pending_rows,
+            max_cell_parked: self.cell_max_parked,
+            max_batch_items: self.max_batch_items,
+            settle: u64::try_from(self.settle.as_nanos()).unwrap_or(u64::MAX),
+            ..limits::Settings::default()
+        }
+    }
+
+    /// How often it is looked which clusters are to be asked for.
+    pub fn turn(&self) -> Duration {
+        self.reconcile_every.min(self.storage_refresh)
+    }
+}
+
 const PREFIX: &str = "QUEEN_PROXY_";
 /// 30 days: no timeout needs more, and sums stay far from overflow.
 const LONGEST_MS: u64 = 30 * 24 * 3600 * 1000;
@@ -209,6 +262,7 @@ impl ProxyConfig {
                 max_negatives: s.number("QUEEN_PROXY_NEGATIVE_MAX_ENTRIES", 10_000, 0..=10_000_000),
             },
             key_touch: millis(&mut s, "QUEEN_PROXY_KEY_TOUCH_MS", 10_000, 1_000),
+            caps: caps(&mut s),
             shared_hosts: s
                 .parsed("QUEEN_PROXY_SHARED_HOSTS", "a comma-separated list of host names", shared_hosts)
                 .unwrap_or_default(),
@@ -216,6 +270,7 @@ impl ProxyConfig {
             log: super::logging(&mut s),
             unknown_variables: Vec::new(),
         };
+        config.caps.tenant_header = config.tenant_header;
         if config.pxdb.is_none() && !config.shared_hosts.is_empty() {
             s.refuse("QUEEN_PROXY_SHARED_HOSTS: needs a control plane (PXDB_HOST)");
         }
@@ -350,6 +405,23 @@ fn auth(s: &mut Source, cookie_name: String, secure: bool) -> AuthSettings {
 
 fn web_url(text: &str) -> Option<url::Url> {
     url::Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https"))
+}
+
+fn caps(s: &mut Source) -> CapsConfig {
+    CapsConfig {
+        reconcile_every: millis(s, "QUEEN_PROXY_RECONCILE_MS", 60_000, 100),
+        persist_every: millis(s, "QUEEN_PROXY_REGISTRY_PERSIST_MS", 1_000, 100),
+        storage_refresh: millis(s, "QUEEN_PROXY_STORAGE_REFRESH_MS", 10_000, 500),
+        settle: millis(s, "QUEEN_PROXY_QUEUE_SETTLE_MS", 120_000, 0),
+        polls: s.number("QUEEN_PROXY_RECONCILE_CONCURRENCY", 16, 1..=1_000),
+        cell_polls: s.number("QUEEN_PROXY_RECONCILE_CELL_CONCURRENCY", 4, 1..=1_000),
+        tenant_header: true,
+        cell_max_parked: s.number("QUEEN_PROXY_CELL_MAX_PARKED", 5_000, 0..=u64::MAX),
+        max_batch_items: s.number("QUEEN_PROXY_MAX_BATCH_ITEMS", 10_000, 0..=u64::MAX),
+        max_clusters: s.number("QUEEN_PROXY_CAPS_MAX_CLUSTERS", 100_000, 1..=10_000_000),
+        max_names: s.number("QUEEN_PROXY_CAPS_MAX_NAMES", 100_000, 1..=10_000_000),
+        max_pending_rows: s.number("QUEEN_PROXY_CAPS_MAX_PENDING_ROWS", 100_000, 1..=10_000_000),
+    }
 }
 
 fn shared_hosts(list: &str) -> Option<HashSet<String>> {

@@ -5,6 +5,7 @@ mod deny_list;
 pub mod listener;
 pub mod migrate;
 mod pins;
+pub mod queues;
 mod revoking;
 pub mod snapshot;
 pub mod store;
@@ -237,6 +238,11 @@ impl ControlPlane {
     {
         let query = self.runtime.spawn(query(self.store.clone()));
         query.await.unwrap_or(Err(StoreError::Malformed("a query panicked")))
+    }
+
+    /// The queries themselves, for work that no request waits for.
+    pub fn store(&self) -> &Store {
+        &self.store
     }
 
     /// Whether changes are heard of at once; otherwise they are found when entries expire.

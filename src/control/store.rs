@@ -42,6 +42,11 @@ impl StoreError {
             Self::Malformed(_) => false,
         }
     }
+
+    /// Whether the database refused a value or a row of the statement, which others may not share.
+    pub fn is_about_values(&self) -> bool {
+        matches!(self, Self::Failed(cause) if cause.values)
+    }
 }
 
 /// What is safe to log of a driver's error: an SQLSTATE, or the kind. Its own text may quote values.
@@ -49,6 +54,7 @@ impl StoreError {
 pub struct Cause {
     text: String,
     silence: bool,
+    values: bool,
 }
 
 impl fmt::Display for Cause {
@@ -59,9 +65,12 @@ impl fmt::Display for Cause {
 
 impl From<sqlx::Error> for StoreError {
     fn from(error: sqlx::Error) -> Self {
+        let mut values = false;
         let (text, silence) = match &error {
             sqlx::Error::Database(database) => {
                 let state = database.code().unwrap_or_default();
+                // Data exceptions and broken constraints.
+                values = ["22", "23"].iter().any(|class| state.starts_with(class));
                 // Connections, resources, intervention (also a cancelled statement), system.
                 let silence = ["08", "53", "57", "58"].iter().any(|class| state.starts_with(class));
                 let words = match &*state {
@@ -81,7 +90,7 @@ impl From<sqlx::Error> for StoreError {
             sqlx::Error::Protocol(_) => ("protocol".to_owned(), true),
             _ => ("driver".to_owned(), true),
         };
-        Self::Failed(Cause { text, silence })
+        Self::Failed(Cause { text, silence, values })
     }
 }
 
@@ -310,7 +319,7 @@ impl Store {
 
     /// Runs one statement. A connection that did not answer in time is closed, not given back: it
     /// may hang for as long as the network keeps it.
-    async fn ask<T>(
+    pub(super) async fn ask<T>(
         &self,
         statement: impl AsyncFnOnce(&mut PoolConnection<Postgres>) -> Result<T, sqlx::Error>,
     ) -> Result<T, StoreError> {

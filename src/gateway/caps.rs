@@ -34,8 +34,8 @@ pub struct Caps {
     pub max_pairs: usize,
     /// Where denials are counted.
     pub metrics: Arc<Metrics>,
-    /// Called once for each cluster whose known queues have to be loaded.
-    pub want_queues: Box<dyn Fn(ClusterId) + Send + Sync>,
+    /// Called once for new counters, whose known queues have to be loaded.
+    pub want_queues: Box<dyn Fn(&Arc<ClusterLimits>) + Send + Sync>,
 }
 
 /// `RateLimit-Policy` and `RateLimit`.
@@ -69,7 +69,7 @@ impl Caps {
     pub fn counters(&self, cluster: ClusterId) -> Arc<ClusterLimits> {
         let counters = self.limiter.cluster(cluster);
         if counters.claim_load() {
-            (self.want_queues)(cluster);
+            (self.want_queues)(&counters);
         }
         counters
     }

@@ -24,6 +24,8 @@ fn refused(status: u16, code: &str) -> (u16, String) {
     (status, code.to_owned())
 }
 
+const KIB: usize = 1 << 10;
+
 fn push(items: usize, payload: &str) -> String {
     let items: Vec<_> = (0..items).map(|_| json!({"queue": "q", "payload": payload})).collect();
     json!({ "items": items }).to_string()
@@ -57,7 +59,6 @@ fn framed(line: &str, headers: &str, body: &[u8], framing: &str) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_inspected_body_arrives_as_it_was_sent_in_every_framing_and_size() {
     let (world, tenant) = world(World::builder(), "{}").await;
-    const KIB: usize = 1 << 10;
     for size in [1, 2, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, 128 * KIB, 1 << 20, 16 << 20] {
         // No JSON at the smallest sizes: those go on as well.
         let mut body = br#"{"items":[]"#.to_vec();

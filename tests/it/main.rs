@@ -27,5 +27,6 @@ mod kv_vectors;
 mod login;
 mod outages;
 mod published_clients;
+mod reconciling;
 mod sessions;
 mod sign_in_attacks;

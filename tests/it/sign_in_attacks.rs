@@ -2,7 +2,7 @@
 
 use crate::{
     login::{GET, PASSWORD, SECRET, cookie, post_form, sign_in, user, with, world},
-    support::{Answer, World, eventually},
+    support::{Answer, Passage, World, eventually},
 };
 use futures_util::future::join_all;
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};

@@ -2,7 +2,7 @@
 
 use super::{Process, Recorder, Relay, Socket, eventually, free_port, secrets};
 use queen_proxy::{
-    config::proxy::ProxyConfig,
+    config::proxy::{ProxyConfig, PxdbConfig},
     control::migrate::migrate,
     dev::postgres::{Postgres, Settings, USER},
 };
@@ -324,6 +324,9 @@ impl World {
             ("QUEEN_PROXY_PORT", port.to_string()),
             ("QUEEN_PROXY_WORKER_THREADS", "2".to_owned()),
             ("QUEEN_PROXY_ADMIN_ADDR", "off".to_owned()),
+            // Recorders would count the proxy's own requests.
+            ("QUEEN_PROXY_RECONCILE_MS", "1000000000".to_owned()),
+            ("QUEEN_PROXY_STORAGE_REFRESH_MS", "1000000000".to_owned()),
             ("PXDB_HOST", "127.0.0.1".to_owned()),
             ("PXDB_PORT", self.control_server.port().to_string()),
             ("PXDB_USER", USER.to_owned()),
@@ -337,6 +340,14 @@ impl World {
         .into();
         environment.extend(self.environment.iter().cloned());
         environment
+    }
+
+    /// How a proxy of this world reaches the control plane, under the proxies' role.
+    pub fn pxdb_of_a_proxy(&self) -> PxdbConfig {
+        let mut environment = self.proxy_environment(1);
+        environment.push(("PXDB_USER".to_owned(), PROXY_ROLE.to_owned()));
+        environment.push(("PXDB_PASSWORD".to_owned(), PROXY_PASSWORD.to_owned()));
+        ProxyConfig::load(environment, None).unwrap().0.pxdb.unwrap()
     }
 
     /// Migrates, and makes the role under which the proxies of the tests run: the one that
