@@ -90,7 +90,7 @@ fn warm() -> Warm {
         directory: Directory::Control(Arc::new(Identity {
             control: control.clone(),
             sessions: None,
-            cookies: CookieNames::new("queen_session"),
+            cookies: CookieNames::new("queen_session", false),
             operators: false,
             strict: false,
         })),
