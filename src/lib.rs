@@ -14,6 +14,7 @@ pub mod domain;
 pub mod gateway;
 pub mod identity;
 pub mod limits;
+pub mod ops;
 pub mod policy;
 pub mod portal;
 pub mod process;

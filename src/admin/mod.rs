@@ -9,6 +9,7 @@ mod clusters;
 mod failure;
 mod input;
 mod keys;
+mod limits;
 mod people;
 mod plane;
 mod report;
@@ -63,6 +64,9 @@ enum Command {
     /// Cells that clusters can live in
     #[command(subcommand, after_help = EXIT_CODES)]
     Cell(cells::CellCommand),
+    /// Limits of a cluster, where each comes from, and what stands against them in running proxies
+    #[command(after_help = EXIT_CODES)]
+    Limits(limits::LimitsCommand),
 }
 
 /// Runs one command and says how it went: the report on standard output, a failure as one line on
@@ -96,6 +100,7 @@ fn work(args: AdminArgs) -> Result<Report, Failure> {
             Command::User(command) => command.run(&mut plane).await,
             Command::Session(command) => command.run(&mut plane).await,
             Command::Cell(command) => command.run(&mut plane).await,
+            Command::Limits(command) => command.run(&mut plane, config.admin).await,
         };
         plane.close().await;
         report

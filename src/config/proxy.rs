@@ -10,7 +10,12 @@ use crate::{
 };
 use ipnet::IpNet;
 use rustls_pki_types::{CertificateDer, pem::PemObject};
-use std::{collections::HashSet, net::IpAddr, path::Path, time::Duration};
+use std::{
+    collections::HashSet,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    time::Duration,
+};
 use uuid::Uuid;
 
 /// Settings of `queen-proxy serve`.
@@ -18,6 +23,8 @@ use uuid::Uuid;
 pub struct ProxyConfig {
     /// Address and port of the tenant listener.
     pub bind: (IpAddr, u16),
+    /// The admin listener's; none: there is none.
+    pub admin: Option<SocketAddr>,
     /// Worker threads of the gateway.
     pub worker_threads: usize,
     /// The control plane's database; none only together with [`Self::dev_cell`].
@@ -34,6 +41,8 @@ pub struct ProxyConfig {
     pub tenant_header: bool,
     /// Bytes of a body that is read before it is forwarded.
     pub max_body_bytes: usize,
+    /// Bytes of all such bodies together.
+    pub buffer_bytes: u64,
     /// Peers whose `X-Forwarded-*` count.
     pub trusted_proxies: Vec<IpNet>,
     /// Timeouts towards clients and cells.
@@ -127,6 +136,8 @@ pub struct Timeouts {
     pub keepalive: Duration,
     /// Longest silence while a client sends its body.
     pub client_read: Duration,
+    /// Longest time for a whole body that is read before it is forwarded.
+    pub body: Duration,
     /// Longest wait for running requests at shutdown.
     pub drain: Duration,
 }
@@ -161,6 +172,7 @@ impl ProxyConfig {
         let mut s = Source::new(PREFIX, environment, file);
         let mut config = Self {
             bind: bind(&mut s),
+            admin: admin(&mut s),
             worker_threads: s.number("QUEEN_PROXY_WORKER_THREADS", cores(), 1..=1024),
             pxdb: pxdb(&mut s),
             enforce: s.flag("QUEEN_PROXY_ENFORCE", true),
@@ -169,6 +181,7 @@ impl ProxyConfig {
             default_cluster: s.parsed("QUEEN_PROXY_DEFAULT_CLUSTER", "a cluster slug", Slug::parse),
             tenant_header: s.flag("QUEEN_PROXY_TENANT_HEADER", true),
             max_body_bytes: s.number("QUEEN_PROXY_MAX_BODY_BYTES", 16 << 20, 1..=1 << 30),
+            buffer_bytes: s.number("QUEEN_PROXY_BUFFER_BYTES", 256 << 20, 1 << 20..=1 << 40),
             trusted_proxies: s
                 .parsed(
                     "QUEEN_PROXY_TRUSTED_PROXIES",
@@ -184,6 +197,7 @@ impl ProxyConfig {
                 upstream_idle: millis(&mut s, "QUEEN_PROXY_UPSTREAM_IDLE_MS", 4_000, 1),
                 keepalive: millis(&mut s, "QUEEN_PROXY_KEEPALIVE_MS", 75_000, 1_000),
                 client_read: millis(&mut s, "QUEEN_PROXY_CLIENT_READ_TIMEOUT_MS", 30_000, 1),
+                body: millis(&mut s, "QUEEN_PROXY_BODY_TIMEOUT_MS", 120_000, 1),
                 drain: millis(&mut s, "QUEEN_PROXY_SHUTDOWN_DRAIN_MS", 5_000, 0),
             },
             cache: CacheConfig {
@@ -225,6 +239,19 @@ fn bind(s: &mut Source) -> (IpAddr, u16) {
         IpAddr::from([0, 0, 0, 0])
     });
     (address, port)
+}
+
+fn admin(s: &mut Source) -> Option<SocketAddr> {
+    const OFF: &str = "off";
+    let text = s.text("QUEEN_PROXY_ADMIN_ADDR", "127.0.0.1:9711", false);
+    if text == OFF {
+        return None;
+    }
+    let address = text.parse().ok();
+    if address.is_none() {
+        s.refuse("QUEEN_PROXY_ADMIN_ADDR: must be an IP address with a port, or off");
+    }
+    address
 }
 
 fn pxdb(s: &mut Source) -> Option<PxdbConfig> {

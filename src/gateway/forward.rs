@@ -7,6 +7,7 @@ use crate::{
         cluster::{Cluster, Principal},
         ids::RequestId,
     },
+    limits::ClusterLimits,
     policy::route,
 };
 use http::{
@@ -28,6 +29,10 @@ pub(super) struct Forward {
     /// On whose behalf, for the log.
     pub principal: Principal,
     pub budget: Duration,
+    /// What counts against the caps.
+    pub counters: Arc<ClusterLimits>,
+    /// A pop that waits at the cell for messages.
+    pub parks: bool,
 }
 
 /// How long the cell has for its response headers: what a long poll asked for, up to the cap, plus

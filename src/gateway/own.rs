@@ -18,10 +18,16 @@ use tokio::time::timeout;
 const FORM_TIME: Duration = Duration::from_secs(10);
 
 impl Gateway {
-    /// Answers a route of our own.
-    pub(super) async fn serve_own(&self, session: &mut Session, id: RequestId, route: Route) -> Result<()> {
+    /// Answers a route of our own; returns the refusal's code, or "ok".
+    pub(super) async fn serve_own(
+        &self,
+        session: &mut Session,
+        id: RequestId,
+        route: Route,
+    ) -> Result<&'static str> {
         if !route.takes(&session.req_header().method) {
-            return answer::refuse_method(session, id, route.methods()).await;
+            answer::refuse_method(session, id, route.methods()).await?;
+            return Ok(Refusal::MethodNotAllowed.wire().code);
         }
         let reply = match (route, &self.portal.auth) {
             (Route::Health, _) => Ok(self.portal.health()),
@@ -31,8 +37,14 @@ impl Gateway {
             (_, None) => Err(Refusal::Portal(AuthRefusal::NotConfigured)),
         };
         match reply {
-            Ok(reply) => answer::write(session, id, reply).await,
-            Err(refusal) => answer::refuse(session, id, refusal).await,
+            Ok(reply) => {
+                answer::write(session, id, reply).await?;
+                Ok("ok")
+            }
+            Err(refusal) => {
+                answer::refuse(session, id, refusal).await?;
+                Ok(refusal.wire().code)
+            }
         }
     }
 

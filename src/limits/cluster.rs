@@ -7,9 +7,12 @@ use super::{
     parked::Gauge,
     storage::Storage,
 };
-use crate::domain::{
-    ids::ClusterId,
-    limits::{Cap, Limits},
+use crate::{
+    domain::{
+        ids::ClusterId,
+        limits::{Cap, Limits},
+    },
+    telemetry::log_gate::LogGate,
 };
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -28,6 +31,10 @@ pub struct ClusterLimits {
     pub(super) month_blocked: AtomicBool,
     pub(super) near_cap: AtomicBool,
     pub(super) used_at: AtomicU64,
+    /// Bytes of bodies that are held, see [`super::buffer`].
+    pub(super) buffered: AtomicU64,
+    /// Lets one line about a denial a second into the log.
+    pub denials: LogGate,
 }
 
 /// What is evaluated and taken from together.
@@ -69,7 +76,8 @@ pub struct RateView {
 }
 
 impl ClusterLimits {
-    pub(super) fn new(id: ClusterId) -> Self {
+    /// Nothing is counted yet.
+    pub fn new(id: ClusterId) -> Self {
         Self {
             id,
             state: Mutex::default(),
@@ -79,6 +87,8 @@ impl ClusterLimits {
             month_blocked: AtomicBool::new(false),
             near_cap: AtomicBool::new(false),
             used_at: AtomicU64::new(0),
+            buffered: AtomicU64::new(0),
+            denials: LogGate::new(),
         }
     }
 

@@ -6,6 +6,9 @@ use super::bucket::Reading;
 /// The limits that one request meets, in the order in which one is named when several deny.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Limit {
+    /// `max_retained_bytes`: asked again here, since many bodies may have been on their way when the
+    /// first look let them in.
+    RetainedBytes,
     /// `max_req_per_sec`, `req_burst`.
     Requests,
     /// `max_payload_bytes`.
@@ -32,6 +35,7 @@ impl Limit {
     /// The word for it in logs and metrics.
     pub const fn kind(self) -> &'static str {
         match self {
+            Self::RetainedBytes => "storage",
             Self::Requests => "req",
             Self::PayloadBytes => "payload",
             Self::BatchItems => "batch",
@@ -46,7 +50,7 @@ impl Limit {
 
     /// Whether it refuses in shadow mode too.
     pub const fn is_hard(self) -> bool {
-        matches!(self, Self::PayloadBytes | Self::BatchItems)
+        matches!(self, Self::RetainedBytes | Self::PayloadBytes | Self::BatchItems)
     }
 }
 

@@ -78,6 +78,11 @@ impl<C: Clock> Limiter<C> {
 
         let now = self.clock.now();
         let mut state = cluster.lock();
+        if let (Some(max), true) = (number(limits.max_retained_bytes), request.payload_bytes > 0) {
+            let (used, blocked) =
+                (cluster.storage.estimate(), cluster.storage.is_blocked(limits.max_retained_bytes));
+            decision.set(Outcome::plain(Limit::RetainedBytes, max, used, blocked));
+        }
         let requests = Rate::of(limits.max_req_per_sec, limits.req_burst);
         if let Some(rate) = requests {
             decision.set(Outcome::of_rate(Limit::Requests, state.requests.check(rate, now, 1)));
@@ -97,6 +102,7 @@ impl<C: Clock> Limiter<C> {
             let denied = decision.denials().next().is_some();
             self.park(&mut decision, cluster, &cell, limits.max_parked_pops, denied, mode)
         });
+        let mut projected = Vec::new();
         if decision.denials().next().is_none() {
             if let Some(rate) = requests {
                 state.requests.take(1);
@@ -106,17 +112,17 @@ impl<C: Clock> Limiter<C> {
                 state.messages.take(request.messages);
                 decision.set(Outcome::of_rate(Limit::Messages, state.messages.check(rate, now, 0)));
             }
-            let projected = plan
-                .map(|plan| state.admission.record(&plan, now, self.settings.max_names))
-                .unwrap_or_default();
-            drop(state);
-            for row in projected {
-                let name = Box::from(&*pairs[row.pair].queue);
-                self.pending.add(QueueRow { cluster: cluster.id(), name, partitions: row.partitions });
+            if let Ok(plan) = plan {
+                projected = state.admission.record(&plan, now, self.settings.max_names);
             }
         }
         if decision.refusal(mode).is_none() {
             cluster.storage.accept(request.payload_bytes);
+        }
+        drop(state);
+        for row in projected {
+            let name = Box::from(&*pairs[row.pair].queue);
+            self.pending.add(QueueRow { cluster: cluster.id(), name, partitions: row.partitions });
         }
         Verdict { decision, slot }
     }

@@ -7,6 +7,7 @@
 
 pub mod admission;
 pub mod bucket;
+pub mod buffer;
 pub mod clock;
 mod cluster;
 pub mod decision;
@@ -169,6 +170,11 @@ impl<C: Clock> Limiter<C> {
     /// Clusters with counters.
     pub fn clusters(&self) -> usize {
         self.clusters.len()
+    }
+
+    /// Waiting pops of all cells.
+    pub fn parked(&self) -> u64 {
+        self.cells.iter().map(|gauge| gauge.waiting()).sum()
     }
 
     /// Waiting pops of a cell.

@@ -52,8 +52,12 @@ impl Storage {
         if cap == 0 || self.over.load(Ordering::Acquire) {
             return true;
         }
-        let estimate = |measured: u64| measured.saturating_add(self.in_flight());
-        self.measured().is_some_and(|measured| estimate(measured) >= cap)
+        self.measured().is_some() && self.estimate() >= cap
+    }
+
+    /// The last total, if any, with what was accepted since, in bytes.
+    pub fn estimate(&self) -> u64 {
+        self.measured().unwrap_or(0).saturating_add(self.in_flight())
     }
 
     /// Adds payload bytes that go to the cell now.

@@ -367,6 +367,28 @@ fn waiting_pops_of_a_cluster_and_of_a_cell() {
 }
 
 #[test]
+fn of_the_bodies_on_their_way_only_the_one_that_crosses_the_storage_cap_passes() {
+    let stand = Stand::new(Settings::default());
+    let plan = limits(&[("max_retained_bytes", 1_000), ("max_msgs_per_sec", 100)]);
+    let cluster = stand.limiter.cluster(id(1));
+    assert_eq!(stand.limiter.publish(id(1), Some(900), Cap::At(1_000)), None);
+    let request = Request { payload_bytes: 60, ..messages(1) };
+    for mode in [Mode::Enforce, Mode::Shadow] {
+        let first: Vec<_> = (0..4)
+            .map(|_| stand.limiter.evaluate(&cluster, &request, &plan, mode).decision.refusal(mode))
+            .map(|refusal| refusal.map(|outcome| (outcome.limit, outcome.used)))
+            .collect();
+        let over = Some((Limit::RetainedBytes, 1_020));
+        match mode {
+            Mode::Enforce => assert_eq!(first, [None, None, over, over]),
+            Mode::Shadow => assert_eq!(first, [over; 4], "it is a hard one"),
+        }
+    }
+    assert_eq!(stand.left(1, &plan).1, 198, "and the refused take no tokens");
+    assert_eq!(stand.ask(1, &messages(1), &plan), None, "what adds no bytes is no matter of storage");
+}
+
+#[test]
 fn more_pairs_than_are_looked_at_pass_only_without_caps() {
     let stand = Stand::new(Settings::default());
     let read = inspect::push(br#"{"items":[{"queue":"a"},{"queue":"b"},{"queue":"c"}]}"#, 2).unwrap();

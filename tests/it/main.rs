@@ -6,6 +6,7 @@
 mod support;
 
 mod admin_commands;
+mod caps;
 mod cells;
 mod changes;
 mod configuration;

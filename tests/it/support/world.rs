@@ -295,6 +295,7 @@ impl World {
             ("QUEEN_PROXY_BIND_ADDR", "127.0.0.1".to_owned()),
             ("QUEEN_PROXY_PORT", port.to_string()),
             ("QUEEN_PROXY_WORKER_THREADS", "2".to_owned()),
+            ("QUEEN_PROXY_ADMIN_ADDR", "off".to_owned()),
             ("PXDB_HOST", "127.0.0.1".to_owned()),
             ("PXDB_PORT", self.control_server.port().to_string()),
             ("PXDB_USER", USER.to_owned()),
@@ -395,7 +396,8 @@ impl World {
         .unwrap()
     }
 
-    /// A tenant with cluster `<name>-prod` and a key.
+    /// A tenant with cluster `<name>-prod` and a key. Its rates are unlimited: tests ask faster than the
+    /// plan allows.
     pub async fn tenant(&self, name: &str) -> Tenant {
         let slug = format!("{name}-prod");
         let (tenant, cluster, key): (Uuid, Uuid, String) = sqlx::query_as(
@@ -409,6 +411,12 @@ impl World {
         .fetch_one(&mut self.control().await)
         .await
         .unwrap();
+        self.sql(&format!(
+            r#"UPDATE queen_proxy.clusters
+                  SET limit_overrides = '{{"max_req_per_sec": null, "max_msgs_per_sec": null}}'
+                WHERE id = '{cluster}'"#
+        ))
+        .await;
         Tenant { tenant, cluster, slug, key }
     }
 
