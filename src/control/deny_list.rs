@@ -3,6 +3,7 @@
 //! once known to be revoked stays so until the token has ended.
 
 use super::{cache::Backoff, pins::Pins, store::Store};
+use crate::domain::session::LONGEST_SESSION_S;
 use dashmap::DashMap;
 use std::{
     sync::{
@@ -96,8 +97,9 @@ impl DenyList {
                 match self.0.store.ends_of_revoked(&unknown).await {
                     Ok(ends) => {
                         tracing::debug!(asked = unknown.len(), known = ends.len(), "ends of revocations");
+                        let latest = now_s().saturating_add(LONGEST_SESSION_S);
                         for (jti, expires) in &ends {
-                            self.0.revoked.add(jti, *expires);
+                            self.0.revoked.add(jti, latest.min(*expires));
                         }
                         // Those that the table does not hold stay as they are.
                         for jti in &unknown {

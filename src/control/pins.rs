@@ -43,7 +43,7 @@ impl Pins {
 
     /// Remembers a revoked token whose end is not known; `now` in seconds of the epoch.
     pub fn add_unknown(&self, jti: &str, now: u64) {
-        self.put(jti, Pin { until: now.saturating_add(LONGEST_SESSION_S), known: false });
+        self.put(jti, Pin { until: now.saturating_add(LONGEST_SESSION_S + PAST_END_S), known: false });
     }
 
     /// Up to `most` of those whose end is not known.
@@ -115,7 +115,7 @@ mod tests {
         let pins = Pins::new(10);
         let until = |jti: &str| pins.by_jti.get(jti).unwrap().until;
         pins.add_unknown("a", 5);
-        assert_eq!((until("a"), pins.unknown(9)), (5 + LONGEST_SESSION_S, vec!["a".to_owned()]));
+        assert_eq!((until("a"), pins.unknown(9)), (5 + LONGEST_SESSION_S + PAST_END_S, vec!["a".to_owned()]));
         pins.add("a", 700);
         assert_eq!((until("a"), pins.unknown(9)), (700 + PAST_END_S, Vec::new()));
         // The notification of our own logout comes after it.
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(pins.unknown(1).len(), 1);
         pins.leave("b");
         pins.leave("c");
-        assert_eq!((until("b"), pins.unknown(9)), (5 + LONGEST_SESSION_S, Vec::new()));
+        assert_eq!((until("b"), pins.unknown(9)), (5 + LONGEST_SESSION_S + PAST_END_S, Vec::new()));
         pins.sweep(700 + PAST_END_S - 1);
         assert!(pins.contains("a"));
         pins.sweep(700 + PAST_END_S);

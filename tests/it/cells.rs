@@ -291,7 +291,7 @@ async fn bodies_that_are_not_inspected_stream_through() {
             };
             let mut socket = Socket::open(world.port()).await;
             let answer = socket
-                .ask(format!("POST /api/v1/push HTTP/1.1\r\n{}{framing}\r\n{wire}", acme.headers()))
+                .ask(format!("POST /api/v1/ack HTTP/1.1\r\n{}{framing}\r\n{wire}", acme.headers()))
                 .await;
             assert_eq!(answer.status, 200);
             assert!(world.recorder().take()[0].body == body.as_bytes());

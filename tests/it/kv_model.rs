@@ -29,7 +29,7 @@ fn check<S: Strategy>(usual: u32, strategy: &S, property: impl Fn(S::Value) -> R
 #[test]
 fn every_call_comes_to_what_the_model_says() {
     let runtime = Runtime::new().unwrap();
-    let world = runtime.block_on(World::builder().proxies(0).start());
+    let world = runtime.block_on(World::builder().proxies(0).cell_env("QUEEN_SWEEPER", "off").start());
     let database = Mutex::new(runtime.block_on(async {
         let mut database = world.cell_database().await;
         sqlx::query("SET TimeZone = 'UTC'").execute(&mut database).await.unwrap();
@@ -98,7 +98,7 @@ async fn table(database: &mut PgConnection, tenant: Uuid) -> Vec<Value> {
 #[test]
 fn nonsense_is_refused_and_never_fails() {
     let runtime = Runtime::new().unwrap();
-    let world = runtime.block_on(World::builder().proxies(0).start());
+    let world = runtime.block_on(World::builder().proxies(0).cell_env("QUEEN_SWEEPER", "off").start());
     let socket = Mutex::new(runtime.block_on(crate::support::Socket::open(world.cell_port)));
     let bearer = format!("Host: cell\r\nAuthorization: Bearer {}\r\n", world.cell_secret);
     check(400, &nonsense::batch(), |operations| {

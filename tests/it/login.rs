@@ -532,7 +532,7 @@ async fn a_host_that_only_verifies_takes_sessions_over() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_logout_during_an_outage_is_made_up_for() {
-    let world = world().proxies(2).relay().env("PXDB_TIMEOUT_MS", 300).start().await;
+    let world = world().proxies(2).relay().env("PXDB_TIMEOUT_MS", 1000).start().await;
     let acme = world.tenant("acme").await;
     user(&world, &acme, "ann@acme.example", Some(PASSWORD), "viewer").await;
     let session = cookie(&sign_in(&world, "ann@acme.example", PASSWORD).await);

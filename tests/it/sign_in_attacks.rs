@@ -87,7 +87,7 @@ async fn a_token_of_a_session_ends_with_it_and_not_later() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_user_cannot_lose_the_logouts_of_others_in_an_outage() {
-    let world = world().proxies(2).relay().env("PXDB_TIMEOUT_MS", 300).start().await;
+    let world = world().proxies(2).relay().env("PXDB_TIMEOUT_MS", 1000).start().await;
     let acme = world.tenant("acme").await;
     let eve = user(&world, &acme, "eve@acme.example", Some(PASSWORD), "viewer").await;
     user(&world, &acme, "ann@acme.example", Some(PASSWORD), "viewer").await;
