@@ -1,7 +1,7 @@
 //! The multi-tenant front door for Queen: a reverse proxy on Pingora, its control plane in
 //! PostgreSQL, and the key/value cell behind it.
 //!
-//! Rooms, from the outside in; each may use those after it: [`gateway`], [`portal`], [`identity`],
+//! Rooms, from the outside in; each may use those after it: [`gateway`], [`portal`], [`metering`], [`identity`],
 //! [`control`], [`policy`], [`domain`]. [`cell`] is the other program and shares only
 //! [`telemetry`] and [`domain::secret`] with the proxy. See `ARCHITECTURE.md`.
 
@@ -13,6 +13,7 @@ pub mod dev;
 pub mod domain;
 pub mod gateway;
 pub mod identity;
+pub mod metering;
 pub mod policy;
 pub mod portal;
 pub mod process;

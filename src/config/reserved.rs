@@ -5,16 +5,12 @@ use super::source::{Origin, Shown, Source};
 
 const FLAGS: [(&str, bool); 2] = [("QUEEN_PROXY_AUTH_HOST", false), ("QUEEN_PROXY_AUTOPROVISION", false)];
 
-const NUMBERS: [(&str, u64); 9] = [
+const NUMBERS: [(&str, u64); 5] = [
     ("QUEEN_PROXY_MAX_BATCH_ITEMS", 10_000),
     ("QUEEN_PROXY_RECONCILE_MS", 60_000),
     ("QUEEN_PROXY_REGISTRY_PERSIST_MS", 1_000),
     ("QUEEN_PROXY_STORAGE_REFRESH_MS", 10_000),
     ("QUEEN_PROXY_CELL_MAX_PARKED", 5_000),
-    ("QUEEN_PROXY_METER_FLUSH_MS", 15_000),
-    ("QUEEN_PROXY_ROLLUP_MS", 3_600_000),
-    ("QUEEN_PROXY_USAGE_KEEP_DAYS", 90),
-    ("QUEEN_PROXY_QUOTA_WARN_PERCENT", 80),
 ];
 
 const TEXTS: [(&str, &str); 5] = [
@@ -47,7 +43,6 @@ pub(super) fn read(s: &mut Source) {
     for (name, file_name) in SECRETS {
         s.secret(name, file_name);
     }
-    s.text("QUEEN_PROXY_SPOOL_DIR", "./queen-proxy-spool", false);
     for name in REFUSED {
         if s.optional(name).is_some() {
             s.refuse(format!("{name}: not in this version yet; unset it"));
@@ -61,7 +56,7 @@ fn is_reserved(name: &str) -> bool {
         || NUMBERS.iter().any(|(n, _)| *n == name)
         || TEXTS.iter().any(|(n, _)| *n == name)
         || SECRETS.iter().any(|(n, _)| *n == name)
-        || ["QUEEN_PROXY_ENFORCE", "QUEEN_PROXY_SPOOL_DIR"].contains(&name)
+        || name == "QUEEN_PROXY_ENFORCE"
 }
 
 /// The settings somebody made that do nothing.

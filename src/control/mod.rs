@@ -30,7 +30,7 @@ use std::{
     },
     time::Duration,
 };
-use store::{Login, Store, StoreError};
+use store::{Login, Maintained, Recorded, Store, StoreError};
 use tokio::{
     runtime::Handle,
     sync::{Semaphore, oneshot},
@@ -258,6 +258,21 @@ impl ControlPlane {
             }
         });
         let _ = first_try.await;
+    }
+
+    /// Adds a batch of usage. Call it on the runtime of the control plane, as the two after it.
+    pub async fn record_usage(&self, batch: Uuid, rows: &str) -> Result<Recorded, StoreError> {
+        self.store.record_usage(batch, rows).await
+    }
+
+    /// Rolls up and prunes usage; none: another proxy is doing it.
+    pub async fn maintain_usage(&self, keep_days: i32) -> Result<Option<Maintained>, StoreError> {
+        self.store.maintain_usage(keep_days).await
+    }
+
+    /// The clusters that have used up their monthly quota.
+    pub async fn over_monthly_quota(&self, warn_percent: i32) -> Result<Vec<ClusterId>, StoreError> {
+        self.store.over_monthly_quota(warn_percent).await
     }
 
     /// Runs a query on our runtime, where the pool's connections live; a request that goes away does not
