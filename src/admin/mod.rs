@@ -9,6 +9,7 @@ mod clusters;
 mod failure;
 mod input;
 mod keys;
+mod outbox;
 mod people;
 mod plane;
 mod report;
@@ -63,13 +64,15 @@ enum Command {
     /// Cells that clusters can live in
     #[command(subcommand, after_help = EXIT_CODES)]
     Cell(cells::CellCommand),
+    /// Events for whoever acts on them: quotas, tenants that come and go
+    #[command(subcommand, after_help = EXIT_CODES)]
+    Outbox(outbox::OutboxCommand),
 }
 
 /// Runs one command and says how it went: the report on standard output, a failure as one line on
 /// standard error.
 pub fn run(args: AdminArgs) -> ExitCode {
-    let json = args.json;
-    match work(args).and_then(|report| report.print(json)) {
+    match work(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("queen-proxy: {failure}");
@@ -78,7 +81,8 @@ pub fn run(args: AdminArgs) -> ExitCode {
     }
 }
 
-fn work(args: AdminArgs) -> Result<Report, Failure> {
+fn work(args: AdminArgs) -> Result<(), Failure> {
+    let json = args.json;
     let (config, _) = ProxyConfig::load(source::environment(), args.config.as_deref())
         .map_err(|error| Failure::Usage(error.to_string()))?;
     let pxdb = config.pxdb.ok_or_else(|| Failure::usage("PXDB_HOST: needed to reach the control plane"))?;
@@ -87,7 +91,7 @@ fn work(args: AdminArgs) -> Result<Report, Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure::Usage(format!("cannot start: {error}")))?;
-    runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         let mut plane = Plane::new(&pxdb);
         let report = match args.command {
             Command::Tenant(command) => command.run(&mut plane).await,
@@ -96,8 +100,16 @@ fn work(args: AdminArgs) -> Result<Report, Failure> {
             Command::User(command) => command.run(&mut plane).await,
             Command::Session(command) => command.run(&mut plane).await,
             Command::Cell(command) => command.run(&mut plane).await,
+            Command::Outbox(command) => {
+                let followed = command.run(&mut plane, json).await;
+                plane.close().await;
+                return followed.map(|()| None);
+            }
         };
         plane.close().await;
-        report
-    })
+        report.map(Some)
+    });
+    // A reader that does not read may still hold a thread that prints.
+    runtime.shutdown_background();
+    outcome?.map_or(Ok(()), |report: Report| report.print(json))
 }

@@ -364,7 +364,7 @@ impl Dice {
 async fn kills_and_outages_lose_at_most_a_flush_interval_and_count_nothing_twice() {
     for seed in 1..=20 {
         let (plane, folder) = (Plane::new(), tempfile::tempdir().unwrap());
-        let mut dice = Dice(seed * 0x9e37_79b9_7f4a_7c15);
+        let mut dice = Dice(u64::wrapping_mul(seed, 0x9e37_79b9_7f4a_7c15));
         let mut proxy = Proxy::boot(&plane, Some(folder.path()), PLENTY);
         let (mut now, mut safe, mut fresh, mut lost, mut kills) = (NOON, 0, 0, 0, 0);
         for _ in 0..300 {

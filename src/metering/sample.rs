@@ -121,7 +121,7 @@ impl MeteredRoute {
                 Self::EphemeralPush
             }
             RouteClass::Gated(Feature::Ephemeral, _) if path == "/api/v1/ephemeral/pop" => Self::Pop,
-            RouteClass::Gated(Feature::Streams, _) if path == "/streams/v1/cycle" => Self::Cycle,
+            RouteClass::Gated(Feature::Streams, Effect::Mixed) => Self::Cycle,
             _ => Self::Other(Op::Read),
         }
     }
@@ -252,5 +252,53 @@ impl Watch {
             unreadable: self.unreadable,
             mostly_buffered,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MeteredRoute, Op};
+    use crate::policy::route::classify;
+    use http::Method;
+
+    #[test]
+    fn routes_are_told_apart_as_the_contract_does() {
+        use MeteredRoute::{Cycle, EphemeralPush, Other, Pop, Push, Replay, Transaction};
+        for (method, path, route, op) in [
+            ("POST", "/api/v1/push", Push, "push"),
+            ("POST", "/api/v1/ephemeral/push", EphemeralPush, "push"),
+            ("POST", "/api/v1/transaction", Transaction, "txn"),
+            ("GET", "/api/v1/pop/queue/orders", Pop, "delivery"),
+            ("GET", "/api/v1/pop/queue/orders/partition/eu", Pop, "delivery"),
+            ("GET", "/api/v1/ephemeral/pop", Pop, "delivery"),
+            ("POST", "/api/v1/configure", Other(Op::Configure), "configure"),
+            ("DELETE", "/api/v1/resources/queues/orders", Other(Op::Configure), "configure"),
+            ("DELETE", "/api/v1/dlq", Other(Op::Configure), "configure"),
+            ("POST", "/api/v1/messages/p/t/retry", Replay, "configure"),
+            ("POST", "/api/v1/dlq/7/replay", Replay, "configure"),
+            ("POST", "/streams/v1/cycle", Cycle, "read"),
+            ("GET", "/streams/v1/cycle", Other(Op::Read), "read"),
+            ("POST", "/streams/v1/state", Other(Op::Read), "read"),
+            ("POST", "/api/v1/ack", Other(Op::Read), "read"),
+            ("POST", "/api/v1/lease/x/extend", Other(Op::Read), "read"),
+            ("POST", "/api/v1/fetch", Other(Op::Read), "read"),
+            ("POST", "/api/v1/kv", Other(Op::Read), "read"),
+            ("PUT", "/api/v1/kv/ns/k", Other(Op::Read), "read"),
+            ("POST", "/api/v1/timers", Other(Op::Read), "read"),
+            ("POST", "/api/v1/ephemeral/ack", Other(Op::Read), "read"),
+            ("GET", "/api/v1/resources/queues", Other(Op::Read), "read"),
+            ("GET", "/metrics/prometheus", Other(Op::Read), "read"),
+        ] {
+            let found = MeteredRoute::of(classify(&method.parse::<Method>().unwrap(), path), path);
+            assert_eq!((found, found.op().as_str()), (route, op), "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn words_and_classes() {
+        for (index, op) in Op::ALL.into_iter().enumerate() {
+            assert_eq!((op.index(), Op::parse(op.as_str())), (index, Some(op)));
+        }
+        assert_eq!(Op::parse("steal"), None);
     }
 }

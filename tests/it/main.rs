@@ -16,6 +16,7 @@ mod hostile_requests;
 mod isolation;
 mod kv_vectors;
 mod login;
+mod metering;
 mod outages;
 mod published_clients;
 mod sessions;

@@ -310,9 +310,16 @@ impl World {
         environment
     }
 
+    /// The configuration of a proxy that is part of the test's own process, under the proxies' role.
+    pub fn config(&self, more: &[(&str, &str)]) -> ProxyConfig {
+        let own = [("PXDB_USER", PROXY_ROLE), ("PXDB_PASSWORD", PROXY_PASSWORD)];
+        let own = own.iter().chain(more).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        ProxyConfig::load(self.proxy_environment(1).into_iter().chain(own), None).unwrap().0
+    }
+
     /// Migrates, and makes the role under which the proxies of the tests run: the one that
     /// `migrations/control/roles.sql` gives the least rights, so that a missing grant fails a test.
-    async fn prepare_control_plane(&self) {
+    pub async fn prepare_control_plane(&self) {
         let (config, _) = ProxyConfig::load(self.proxy_environment(1), None).unwrap();
         migrate(&config.pxdb.unwrap()).await.unwrap();
         // Roles belong to the whole server, which other worlds use at the same time.
