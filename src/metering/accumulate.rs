@@ -283,7 +283,9 @@ mod tests {
                 }
                 (total, takes)
             });
-            recorders.into_iter().for_each(|recorder| recorder.join().unwrap());
+            for recorder in recorders {
+                recorder.join().unwrap();
+            }
             ended.store(true, Ordering::Release);
             let (taken, takes) = taker.join().unwrap();
             assert!(takes > 1, "they did not race");

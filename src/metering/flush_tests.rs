@@ -356,6 +356,10 @@ impl Dice {
         self.0 ^= self.0 << 17;
         self.0 % limit
     }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[usize::try_from(self.below(from.len() as u64)).unwrap()]
+    }
 }
 
 /// Case 39: killed at any moment, with a control plane that does what it likes. What was counted before the last
@@ -370,7 +374,7 @@ async fn kills_and_outages_lose_at_most_a_flush_interval_and_count_nothing_twice
         for _ in 0..300 {
             for _ in 0..dice.below(5) {
                 let msgs = dice.below(9);
-                proxy.count(dice.below(3).into(), Op::ALL[dice.below(5) as usize], msgs, now);
+                proxy.count(dice.below(3).into(), dice.pick(&Op::ALL), msgs, now);
                 fresh += msgs;
             }
             now += dice.below(25);
@@ -383,7 +387,7 @@ async fn kills_and_outages_lose_at_most_a_flush_interval_and_count_nothing_twice
                 Mood::HangsAfter,
                 Mood::Refuses,
             ];
-            plane.feel(moods[dice.below(7) as usize]);
+            plane.feel(dice.pick(&moods));
             if dice.below(10) == 0 {
                 // Killed within the interval.
                 kills += 1;

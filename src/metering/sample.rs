@@ -1,7 +1,10 @@
 //! What one request counts as (proxy contract §13).
 
 use super::scan::{Scanner, Sinks, Unreadable};
-use crate::{domain::features::Feature, policy::route::RouteClass};
+use crate::{
+    domain::features::Feature,
+    policy::route::{Effect, RouteClass},
+};
 
 /// The class that usage is kept under: `usage_minutes.op_class`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -19,7 +19,9 @@ fn usage(route: MeteredRoute, status: u16, pieces: &[&[u8]]) -> Usage {
     let facts = RequestFacts { bytes_in: 7, ingress: 5, sinks: sinks() };
     let mut watch = Watch::new(route, facts, NAME);
     watch.head(status, None);
-    pieces.iter().for_each(|piece| watch.piece(piece));
+    for piece in pieces {
+        watch.piece(piece);
+    }
     watch.finish()
 }
 
@@ -213,7 +215,7 @@ fn large_bodies_take_no_memory() {
                 watch.piece(b"},");
             }
         }
-        watch.piece(br#"null]}"#);
+        watch.piece(b"null]}");
     });
     assert!(grown.bytes_max < 1_000, "{} bytes", grown.bytes_max);
     let usage = watch.finish();
