@@ -84,7 +84,7 @@ async fn a_day_over_the_end_of_a_month_with_an_outage_and_late_rows() {
     assert!(waiting.spool_files > 50, "{waiting:?}");
     drop(two);
 
-    // Rolled up and pruned, and then the second proxy comes back and sends what it has, twice over.
+    // Rolled up and pruned, and then the second proxy comes back and sends what it has.
     scene.control.maintain_usage(90).await.unwrap().unwrap();
     assert_eq!(scene.minutes().await, [""; 0], "all of it is pruned");
     let before = totals(&scene).await;

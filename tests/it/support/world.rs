@@ -300,6 +300,11 @@ impl World {
             ("PXDB_USER", USER.to_owned()),
             ("PXDB_PASSWORD", self.control_server.password()),
             ("PXDB_DB", self.control_db.clone()),
+            // A folder for each proxy.
+            (
+                "QUEEN_PROXY_SPOOL_DIR",
+                self.folder.path().join(format!("spool-{port}")).to_string_lossy().into_owned(),
+            ),
             // Many worlds share one server.
             ("PXDB_POOL_SIZE", "4".to_owned()),
             ("RUST_LOG", "info,queen_proxy=debug,sqlx=warn".to_owned()),
