@@ -13,9 +13,14 @@ use queen_proxy::{
     control::{ControlPlane, migrate::migrate},
     dev::postgres::{Postgres, Settings, USER},
     domain::slug::Slug,
-    gateway::pipeline::{Directory, Pipeline},
+    gateway::{
+        caps::Caps,
+        pipeline::{Directory, Pipeline},
+    },
     identity::{self, CookieNames, Identity},
+    limits::{self, Limiter, buffer::Budget, clock::Monotonic, decision::Mode},
     policy::{host::slug_of_host, path, route},
+    telemetry::metrics::Metrics,
 };
 use std::{
     hint::black_box,
@@ -90,7 +95,7 @@ fn warm() -> Warm {
         directory: Directory::Control(Arc::new(Identity {
             control: control.clone(),
             sessions: None,
-            cookies: CookieNames::new("queen_session"),
+            cookies: CookieNames::new("queen_session", false),
             operators: false,
             strict: false,
         })),
@@ -99,6 +104,14 @@ fn warm() -> Warm {
         dev_insecure: false,
         max_body_bytes: config.max_body_bytes,
         timeouts: config.timeouts,
+        caps: Caps {
+            limiter: Arc::new(Limiter::new(limits::Settings::default(), Monotonic::default())),
+            mode: Mode::Enforce,
+            buffers: Arc::new(Budget::new(config.buffer_bytes, config.max_body_bytes as u64)),
+            max_pairs: 10_000,
+            metrics: Arc::new(Metrics::new().unwrap()),
+            want_queues: Box::new(|_| {}),
+        },
     };
     Warm { pipeline, control, _runtime: runtime, _postgres: postgres }
 }

@@ -9,13 +9,17 @@ use crate::{
         store::StoreError,
     },
     domain::ids::BrokerTenant,
-    gateway::{pipeline::Directory, server},
+    gateway::{Load, caps::Caps, pipeline::Directory, server},
     identity::{
         CookieNames, Identity,
         session::{KeyError, SessionKeys},
     },
+    limits::{Limiter, buffer::Budget, clock::Monotonic, decision::Mode},
+    ops::{self, Ops},
+    reconcile::{Figures, Reconcile},
+    telemetry::metrics::Metrics,
 };
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 use tokio::runtime::{Builder, Runtime};
 
 /// Why the proxy does not serve.
@@ -35,6 +39,17 @@ pub enum ProxyError {
     /// The keys of sessions; the configuration refuses these before.
     #[error(transparent)]
     Keys(#[from] KeyError),
+    /// The admin listener.
+    #[error("QUEEN_PROXY_ADMIN_ADDR: cannot listen on {address}: {reason}")]
+    Admin {
+        /// The address.
+        address: SocketAddr,
+        /// The system's word for it.
+        reason: std::io::Error,
+    },
+    /// The metrics.
+    #[error("the metrics cannot be set up: {0}")]
+    Metrics(#[from] prometheus::Error),
     /// The listener.
     #[error(transparent)]
     Serve(#[from] server::ServeError),
@@ -48,14 +63,80 @@ pub fn serve(config: &ProxyConfig) -> Result<(), ProxyError> {
     // Database work has threads of its own: it must outlive Pingora's runtimes and not take theirs.
     let runtime =
         Builder::new_multi_thread().worker_threads(2).thread_name("control").enable_all().build()?;
+    let admin = config.admin.map(|address| (address, ops::bind(address)));
+    let admin = match admin {
+        Some((address, listener)) => Some(listener.map_err(|reason| ProxyError::Admin { address, reason })?),
+        None => None,
+    };
     let directory = directory(config, &runtime)?;
     if config.pxdb.is_some() && !config.tenant_header {
         tracing::warn!(
             "ALL TENANTS SHARE ONE TENANT OF THE CELL: QUEEN_PROXY_TENANT_HEADER is off with a control plane"
         );
     }
-    server::run(config, directory)?;
+    let metrics = Arc::new(Metrics::new()?);
+    let load = Arc::new(Load::default());
+    let limiter = Arc::new(Limiter::new(config.caps.counters(), Monotonic::default()));
+    let control = match &directory {
+        Directory::Control(identity) => Some(identity.control.clone()),
+        Directory::Static(_) => None,
+    };
+    let reconcile = control.as_ref().map(|control| {
+        let store = control.store().clone();
+        Arc::new(Reconcile::start(runtime.handle(), store, Arc::clone(&limiter), config.caps))
+    });
+    let caps = caps(config, Arc::clone(&metrics), Arc::clone(&limiter), reconcile.clone());
+    figures(&metrics, &load, &caps, control.as_ref(), reconcile.clone())?;
+    if let Some(listener) = admin {
+        let ops = Ops { metrics: Arc::clone(&metrics), load: Arc::clone(&load), limiter, control };
+        runtime.spawn(ops::serve(listener, ops));
+    }
+    server::run(config, directory, caps, load, metrics)?;
+    if let Some(reconcile) = reconcile {
+        runtime.block_on(reconcile.shutdown(config.timeouts.drain));
+    }
     runtime.shutdown_background();
+    Ok(())
+}
+
+/// Exact up to 2^53.
+#[allow(clippy::cast_precision_loss)]
+fn number(value: u64) -> f64 {
+    value as f64
+}
+
+/// Exports what other rooms count.
+fn figures(
+    metrics: &Metrics,
+    load: &Arc<Load>,
+    caps: &Caps,
+    control: Option<&ControlPlane>,
+    reconcile: Option<Arc<Reconcile>>,
+) -> Result<(), prometheus::Error> {
+    let in_flight = Arc::clone(load);
+    metrics.gauge("queen_proxy_requests_in_flight", "Requests whose answer has not ended", move || {
+        number(in_flight.in_flight() as u64)
+    })?;
+    let limiter = Arc::clone(&caps.limiter);
+    metrics.gauge("queen_proxy_parked_pops", "Pops that wait at a cell", move || number(limiter.parked()))?;
+    let limiter = Arc::clone(&caps.limiter);
+    metrics.gauge("queen_proxy_limited_clusters", "Clusters with counters in this process", move || {
+        number(limiter.clusters() as u64)
+    })?;
+    let buffers = Arc::clone(&caps.buffers);
+    metrics.gauge(
+        "queen_proxy_buffered_bytes",
+        "Bytes of bodies that are held to be inspected",
+        move || number(buffers.held()),
+    )?;
+    if let Some(reconcile) = reconcile {
+        reconciling(metrics, &reconcile)?;
+    }
+    if let Some(control) = control.cloned() {
+        metrics.gauge("queen_proxy_listener_up", "Whether changes are heard of at once", move || {
+            f64::from(u8::from(control.is_listening()))
+        })?;
+    }
     Ok(())
 }
 
@@ -80,6 +161,7 @@ fn directory(config: &ProxyConfig, runtime: &Runtime) -> Result<Directory, Proxy
     runtime.spawn(listener::run(pxdb.clone(), control.clone()));
     runtime.spawn(control.clone().touch_keys(config.key_touch));
     runtime.spawn(control.clone().sweep());
+    runtime.spawn(control.deny_list().clone().learn_ends());
     runtime.spawn(control.clone().sweep_revoked(config.sessions.revocation_sweep));
     let sessions = SessionKeys::new(&config.sessions.keys)?;
     if sessions.is_none() {
@@ -88,10 +170,72 @@ fn directory(config: &ProxyConfig, runtime: &Runtime) -> Result<Directory, Proxy
     Ok(Directory::Control(Arc::new(Identity {
         control,
         sessions,
-        cookies: CookieNames::new(&config.sessions.auth.cookies.name),
+        cookies: {
+            let cookies = &config.sessions.auth.cookies;
+            CookieNames::new(&cookies.name, cookies.is_secure(false))
+        },
         operators: config.sessions.operators,
         strict: config.sessions.revocation_strict,
     })))
+}
+
+/// Exports how it stands with the cells' listings.
+fn reconciling(metrics: &Metrics, reconcile: &Arc<Reconcile>) -> Result<(), prometheus::Error> {
+    let of = |read: fn(Figures) -> u64| {
+        let reconcile = Arc::clone(reconcile);
+        move || read(reconcile.figures())
+    };
+    metrics.counter(
+        "queen_proxy_cell_polls_total",
+        "Listings that cells were asked for",
+        of(|figures| figures.polls),
+    )?;
+    metrics.counter(
+        "queen_proxy_cell_polls_failed_total",
+        "Listings without a usable answer",
+        of(|figures| figures.polls_failed),
+    )?;
+    metrics.counter(
+        "queen_proxy_queue_rows_lost_total",
+        "Queue rows that found no room or could not be written",
+        of(|figures| figures.rows_dropped + figures.rows_left_out),
+    )?;
+    let waiting = of(|figures| figures.rows_pending as u64);
+    metrics.gauge("queen_proxy_queue_rows_pending", "Queue rows that wait to be written", move || {
+        number(waiting())
+    })?;
+    let reconcile = Arc::clone(reconcile);
+    metrics.gauges(
+        "queen_proxy_cell_answered_seconds",
+        "How long ago a cell gave a usable listing",
+        "cell",
+        move || {
+            let cells = reconcile.figures().cells.into_iter();
+            cells.filter_map(|cell| Some((cell.slug.into(), cell.answered?.as_secs_f64()))).collect()
+        },
+    )
+}
+
+fn caps(
+    config: &ProxyConfig,
+    metrics: Arc<Metrics>,
+    limiter: Arc<Limiter<Monotonic>>,
+    reconcile: Option<Arc<Reconcile>>,
+) -> Caps {
+    let unknown = Arc::clone(&limiter);
+    Caps {
+        metrics,
+        limiter,
+        mode: if config.enforce { Mode::Enforce } else { Mode::Shadow },
+        buffers: Arc::new(Budget::new(config.buffer_bytes, config.max_body_bytes as u64)),
+        // Each item may name a pair in two readings.
+        max_pairs: usize::try_from(config.caps.max_batch_items.saturating_mul(2)).unwrap_or(usize::MAX),
+        want_queues: match reconcile {
+            Some(reconcile) => Box::new(move |counters| reconcile.want_rows(counters)),
+            // Without a table nothing was there before.
+            None => Box::new(move |counters| unknown.load(counters, [])),
+        },
+    }
 }
 
 async fn static_cluster(cell: &DevCell) -> Result<Directory, ProxyError> {

@@ -1,5 +1,5 @@
 -- Key/value store: table, version tokens, quota side tables and the pure helpers.
--- 024_kv_check.sql validates operations, 024_kv_apply.sql runs them.
+-- 024_kv_check.sql validates operations, 024_kv_apply.sql runs them, 024_kv_console.sql lists them.
 --
 -- The files run at every boot, in one transaction under an advisory lock, so every statement can be
 -- repeated and none takes a lock on queen.kv that an ordinary writer would have to wait for.

@@ -163,7 +163,6 @@ DECLARE
     v_rows     jsonb[];
     v_lost     text[];                       -- getMany: keys without a live row, and where they were asked
     v_lost_at  integer[];
-    v_left     bigint;
     v_limit    integer;
     v_kept     integer;
     v_bare     boolean;

@@ -9,6 +9,7 @@ mod clusters;
 mod failure;
 mod input;
 mod keys;
+mod limits;
 mod outbox;
 mod people;
 mod plane;
@@ -64,6 +65,9 @@ enum Command {
     /// Cells that clusters can live in
     #[command(subcommand, after_help = EXIT_CODES)]
     Cell(cells::CellCommand),
+    /// Limits of a cluster, where each comes from, and what stands against them in running proxies
+    #[command(after_help = EXIT_CODES)]
+    Limits(limits::LimitsCommand),
     /// Events for whoever acts on them: quotas, tenants that come and go
     #[command(subcommand, after_help = EXIT_CODES)]
     Outbox(outbox::OutboxCommand),
@@ -100,6 +104,7 @@ fn work(args: AdminArgs) -> Result<(), Failure> {
             Command::User(command) => command.run(&mut plane).await,
             Command::Session(command) => command.run(&mut plane).await,
             Command::Cell(command) => command.run(&mut plane).await,
+            Command::Limits(command) => command.run(&mut plane, config.admin).await,
             Command::Outbox(command) => {
                 let followed = command.run(&mut plane, json).await;
                 plane.close().await;

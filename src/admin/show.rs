@@ -17,17 +17,17 @@ use std::convert::Infallible;
 use uuid::Uuid;
 
 /// A row of `show_cluster.sql`.
-struct ClusterRow {
-    id: Uuid,
-    slug: String,
+pub(super) struct ClusterRow {
+    pub id: Uuid,
+    pub slug: String,
     status: String,
     broker_tenant: Uuid,
     tenant_id: Uuid,
     tenant_slug: String,
     tenant_status: String,
-    plan: String,
-    limits: Limits,
-    overrides: Value,
+    pub plan: String,
+    pub limits: Limits,
+    pub overrides: Value,
     features: Features,
     cell_id: Uuid,
     cell_slug: String,
@@ -66,17 +66,22 @@ impl FromRow<'_, PgRow> for ClusterRow {
 }
 
 /// One limit in effect.
-struct Effective {
+pub(super) struct Effective {
     name: &'static str,
     cap: Cap,
     source: &'static str,
 }
 
-/// Shows a cluster.
-pub(super) async fn show(cluster: &Reference, plane: &mut Plane) -> Result<Report, Failure> {
+/// The row of a cluster.
+pub(super) async fn row(cluster: &Reference, plane: &mut Plane) -> Result<ClusterRow, Failure> {
     let cluster = plane.cluster(cluster).await?;
     let query = query_as(include_str!("sql/show_cluster.sql")).bind(cluster.id);
-    let row: ClusterRow = plane.find(query).await?.ok_or(Failure::Missing("cluster"))?;
+    plane.find(query).await?.ok_or(Failure::Missing("cluster"))
+}
+
+/// Shows a cluster.
+pub(super) async fn show(cluster: &Reference, plane: &mut Plane) -> Result<Report, Failure> {
+    let row = row(cluster, plane).await?;
     let limits = effective(&row.limits, &row.overrides);
     let ignored = ignored(&row.overrides, &limits);
     Ok(Report::new(document(&row, &limits, &ignored), text(&row, &limits, &ignored)))
@@ -92,7 +97,8 @@ fn merged(row: &ClusterRow) -> &'static str {
     }
 }
 
-fn effective(plan: &Limits, overrides: &Value) -> Vec<Effective> {
+/// A plan's limits with a cluster's overrides, and where each comes from.
+pub(super) fn effective(plan: &Limits, overrides: &Value) -> Vec<Effective> {
     // Which overrides count is known to `Limits` alone. One that counts has the same outcome over
     // whatever plan; one that is ignored leaves two plans different.
     let over = |number| {
@@ -123,8 +129,9 @@ fn ignored(overrides: &Value, limits: &[Effective]) -> Vec<String> {
     names.filter(|name| !counts(name)).cloned().collect()
 }
 
-fn document(row: &ClusterRow, limits: &[Effective], ignored: &[String]) -> Value {
-    let limits: Map<String, Value> = limits
+/// The limits by name, for scripts.
+pub(super) fn limits_document(limits: &[Effective]) -> Map<String, Value> {
+    limits
         .iter()
         .map(|limit| {
             let value = match limit.cap {
@@ -133,7 +140,10 @@ fn document(row: &ClusterRow, limits: &[Effective], ignored: &[String]) -> Value
             };
             (limit.name.to_owned(), json!({"value": value, "source": limit.source}))
         })
-        .collect();
+        .collect()
+}
+
+fn document(row: &ClusterRow, limits: &[Effective], ignored: &[String]) -> Value {
     let features: Map<String, Value> = Feature::ALL
         .into_iter()
         .map(|feature| (feature.key().to_owned(), row.features.contains(feature).into()))
@@ -146,7 +156,7 @@ fn document(row: &ClusterRow, limits: &[Effective], ignored: &[String]) -> Value
         "tenant_slug": row.tenant_slug,
         "status": {"cluster": row.status, "tenant": row.tenant_status, "effective": merged(row)},
         "plan": row.plan,
-        "limits": limits,
+        "limits": limits_document(limits),
         "ignored_overrides": ignored,
         "features": features,
         "cell": {
@@ -159,8 +169,9 @@ fn document(row: &ClusterRow, limits: &[Effective], ignored: &[String]) -> Value
     })
 }
 
-fn text(row: &ClusterRow, limits: &[Effective], ignored: &[String]) -> String {
-    let limits: Vec<Vec<String>> = limits
+/// The limits for people.
+pub(super) fn limits_table(limits: &[Effective]) -> String {
+    let rows: Vec<Vec<String>> = limits
         .iter()
         .map(|limit| {
             let value = match limit.cap {
@@ -172,6 +183,10 @@ fn text(row: &ClusterRow, limits: &[Effective], ignored: &[String]) -> String {
             vec![limit.name.to_owned(), value, source.to_owned()]
         })
         .collect();
+    table(&["limit", "value", "from"], &rows)
+}
+
+fn text(row: &ClusterRow, limits: &[Effective], ignored: &[String]) -> String {
     let features: Vec<&str> = Feature::ALL
         .into_iter()
         .filter(|feature| row.features.contains(*feature))
@@ -193,7 +208,7 @@ fn text(row: &ClusterRow, limits: &[Effective], ignored: &[String]) -> String {
         row.cell_region,
         without_credentials(&row.cell_url),
         row.live_keys,
-        table(&["limit", "value", "from"], &limits),
+        limits_table(limits),
     );
     if !ignored.is_empty() {
         let names: Vec<String> = ignored.iter().map(|name| word(&name.as_str().into())).collect();

@@ -52,6 +52,9 @@ struct DevArgs {
     /// The cell's port
     #[arg(long, default_value_t = 6632, value_parser = clap::value_parser!(u16).range(1..))]
     cell_port: u16,
+    /// The admin listener's port
+    #[arg(long, default_value_t = 9711, value_parser = clap::value_parser!(u16).range(1..))]
+    admin_port: u16,
 }
 
 fn main() -> ExitCode {
@@ -90,6 +93,7 @@ fn run_dev(args: DevArgs) -> Result<(), String> {
         database_url: args.database_url.map(Secret::new),
         port: args.port,
         cell_port: args.cell_port,
+        admin_port: args.admin_port,
     };
     dev::run(&options).map_err(|error| describe(&error))
 }

@@ -1,6 +1,7 @@
 //! The wire side of every answer: status, headers and the error envelope (KV contract, section 5).
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
@@ -9,6 +10,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use serde::Serialize;
 
 use super::errors::KvError;
+use super::ladder::Refusal;
 
 /// Header that carries the id of a request, from the proxy and back.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-queen-request-id");
@@ -26,7 +28,7 @@ pub(super) fn answer(status: StatusCode, body: String) -> Response {
 /// Body of every refusal (section 5.3).
 #[derive(Debug, Serialize)]
 struct Envelope<'a> {
-    error: &'static str,
+    error: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -76,11 +78,59 @@ impl KvError {
             Self::Unavailable { reason } => {
                 reasoned(StatusCode::SERVICE_UNAVAILABLE, "kv_unavailable", reason)
             }
+            Self::Paused { in_transaction: false } => {
+                reasoned(StatusCode::SERVICE_UNAVAILABLE, "kv_disabled", "kv_disabled")
+            }
+            Self::Paused { in_transaction: true } => {
+                reasoned(StatusCode::FORBIDDEN, "kv_disabled", "kv_disabled")
+            }
+            Self::Refused(Refusal::NotGranted) => {
+                reasoned(StatusCode::FORBIDDEN, "feature_gated", "feature_gated")
+            }
+            Self::Refused(Refusal::NoRoom) => {
+                reasoned(StatusCode::SERVICE_UNAVAILABLE, "kv_unavailable", "kv_unavailable")
+            }
+            Self::Refused(Refusal::Rate(_)) => {
+                reasoned(StatusCode::TOO_MANY_REQUESTS, "rate_limited", "rate_limited")
+            }
+            Self::Refused(Refusal::Full) => {
+                reasoned(StatusCode::FORBIDDEN, "kv_quota_exceeded", "kv_quota_exceeded")
+            }
+            Self::Shed => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                Envelope {
+                    error: "kv_unavailable",
+                    reason: Some("kv_standalone_paused"),
+                    detail: Some("writes wait until the database takes calls again; reads are tried".into()),
+                },
+            ),
+            Self::OutcomeUnknown { once_only } => (
+                if *once_only { StatusCode::CONFLICT } else { StatusCode::GATEWAY_TIMEOUT },
+                Envelope {
+                    error: "kv_outcome_unknown",
+                    reason: Some("kv_outcome_unknown"),
+                    detail: Some(
+                        if *once_only {
+                            "the write may have been applied; read before you repeat it"
+                        } else {
+                            "the write may have been applied; repeating it does no harm"
+                        }
+                        .into(),
+                    ),
+                },
+            ),
+            Self::BadSwitches(text) => plain(StatusCode::BAD_REQUEST, text.as_str()),
             Self::Misconfigured { reason } => {
                 reasoned(StatusCode::INTERNAL_SERVER_ERROR, "kv_misconfigured", reason)
             }
             Self::Failed { reason } => reasoned(StatusCode::INTERNAL_SERVER_ERROR, "kv_error", reason),
         }
+    }
+
+    /// Status and first word of the answer.
+    pub(super) fn status_and_word(&self) -> (StatusCode, &str) {
+        let (status, envelope) = self.envelope();
+        (status, envelope.error)
     }
 
     /// The answer. It carries the request id, so that a report by a user leads to the log line.
@@ -94,7 +144,14 @@ impl KvError {
             headers.insert(REQUEST_ID, id);
         }
         match self {
-            Self::Unavailable { .. } => headers.insert(RETRY_AFTER, HeaderValue::from_static("1")),
+            Self::Unavailable { .. }
+            | Self::Paused { in_transaction: false }
+            | Self::Refused(Refusal::NoRoom)
+            | Self::Shed
+            | Self::OutcomeUnknown { once_only: false } => {
+                headers.insert(RETRY_AFTER, HeaderValue::from_static("1"))
+            }
+            Self::Refused(Refusal::Rate(wait)) => headers.insert(RETRY_AFTER, whole_seconds(wait).into()),
             Self::MethodNotAllowed { allow } => headers.insert(ALLOW, HeaderValue::from_static(allow)),
             Self::Unauthorized => headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
             _ => None,
@@ -103,9 +160,47 @@ impl KvError {
     }
 }
 
+/// Rounded up, at least 1 (D17).
+fn whole_seconds(wait: Duration) -> u64 {
+    (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refusals_of_the_ladder_on_the_wire() {
+        let rate = |millis| KvError::Refused(Refusal::Rate(Duration::from_millis(millis)));
+        for (error, status, body, retry_after) in [
+            (KvError::Paused { in_transaction: false }, 503, "kv_disabled", Some("1")),
+            (KvError::Paused { in_transaction: true }, 403, "kv_disabled", None),
+            (KvError::Refused(Refusal::NotGranted), 403, "feature_gated", None),
+            (KvError::Refused(Refusal::NoRoom), 503, "kv_unavailable", Some("1")),
+            (KvError::Refused(Refusal::Full), 403, "kv_quota_exceeded", None),
+            (rate(1), 429, "rate_limited", Some("1")),
+            (rate(1000), 429, "rate_limited", Some("1")),
+            (rate(1001), 429, "rate_limited", Some("2")),
+        ] {
+            let (_, envelope) = error.envelope();
+            let expected = format!(r#"{{"error":"{body}","reason":"{body}"}}"#);
+            assert_eq!(serde_json::to_string(&envelope).unwrap(), expected);
+            let response = error.into_response("abc");
+            assert_eq!(response.status().as_u16(), status);
+            let found = response.headers().get(RETRY_AFTER).map(|value| value.to_str().unwrap());
+            assert_eq!(found, retry_after, "{body}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_outcome_is_retried_only_where_that_does_no_harm() {
+        for (once_only, status, retry_after) in [(true, 409, None), (false, 504, Some("1"))] {
+            let response = KvError::OutcomeUnknown { once_only }.into_response("abc");
+            assert_eq!(response.status().as_u16(), status);
+            let found = response.headers().get(RETRY_AFTER).map(|value| value.to_str().unwrap());
+            assert_eq!(found, retry_after);
+        }
+    }
 
     #[test]
     fn sql_errors_on_the_wire() {
@@ -162,7 +257,8 @@ mod tests {
                 500,
                 r#"{"error":"kv_error","reason":"kv_result_misaligned"}"#,
             ),
-            ("25006", "read only", None, 500, r#"{"error":"kv_error","reason":"sqlstate_25006"}"#),
+            ("53100", "disk full", None, 503, r#"{"error":"kv_unavailable","reason":"sqlstate_53100"}"#),
+            ("25006", "read only", None, 503, r#"{"error":"kv_unavailable","reason":"kv_read_only"}"#),
         ];
         for (sqlstate, message, detail, status, body) in cases {
             let error = KvError::from_sql(sqlstate, message, detail);

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use super::errors::CellError;
+use super::ladder::LadderSettings;
+use super::sweeper::SweeperSettings;
 use crate::domain::secret::Secret;
 use crate::telemetry::log::LogSettings;
 
@@ -44,6 +46,13 @@ pub struct CellConfig {
     /// Most keys in a call, counting `getMany` and `getPrefix` by size; SQL stops at 4096
     /// (`QUEEN_KV_MAX_KEYS_PER_CALL`).
     pub kv_max_keys_per_call: usize,
+    /// Refusals of writes without a connection, in a row, after which writes are shed, at least 1
+    /// (`QUEEN_KV_STANDALONE_SHED_AFTER`).
+    pub shed_after: u32,
+    /// Grants, rates and quotas.
+    pub ladder: LadderSettings,
+    /// Removing what has expired, and measuring.
+    pub sweeper: SweeperSettings,
     /// The log.
     pub log: LogSettings,
 }
@@ -96,6 +105,9 @@ pub(super) mod tests {
             kv_max_value_bytes: 65_536,
             kv_max_ops_per_call: 256,
             kv_max_keys_per_call: 1024,
+            shed_after: 5,
+            ladder: LadderSettings::default(),
+            sweeper: SweeperSettings::default(),
             log: LogSettings::default(),
         }
     }

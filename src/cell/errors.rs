@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::io;
 
+use super::ladder::Refusal;
+
 /// Why a cell did not start or stopped serving. Every text is one line and names no secret.
 #[derive(Debug, thiserror::Error)]
 pub enum CellError {
@@ -43,6 +45,12 @@ pub enum CellError {
         /// What the system said.
         source: io::Error,
     },
+    /// Switches and quotas could not be read.
+    #[error("cannot read the switches and quotas: {0}")]
+    Control(String),
+    /// The metrics could not be set up.
+    #[error("the metrics cannot be set up")]
+    Metrics(#[source] prometheus::Error),
     /// The listener broke while serving.
     #[error("the listener failed")]
     Serve(#[source] io::Error),
@@ -74,6 +82,23 @@ pub(super) enum KvError {
     /// 503 `kv_unavailable`: a condition of the broker or its database that passes.
     #[error("unavailable: {reason}")]
     Unavailable { reason: Cow<'static, str> },
+    /// The kill switch is off: 503 `kv_disabled` on the KV routes, 403 in a transaction, where a repetition
+    /// would keep a bundle in a loop.
+    #[error("paused")]
+    Paused { in_transaction: bool },
+    /// The ladder said no (section 7.3).
+    #[error("refused: {0:?}")]
+    Refused(Refusal),
+    /// 503: the pool has turned away so many calls that writes do not even try (section 7.6).
+    #[error("writes are shed")]
+    Shed,
+    /// The statement went to the database, and no answer came back: it may have been applied. 409 for what
+    /// must not be done twice, which no client repeats by itself; 504 for the rest.
+    #[error("outcome unknown")]
+    OutcomeUnknown { once_only: bool },
+    /// 400 of the switch route, whose body is `error` alone.
+    #[error("bad switch request")]
+    BadSwitches(String),
     /// 500 `kv_misconfigured`: objects or privileges are missing.
     #[error("misconfigured: {reason}")]
     Misconfigured { reason: Cow<'static, str> },
@@ -124,6 +149,8 @@ impl KvError {
                 "kv_bad_body",
                 "the JSON is nested too deeply or has too many elements to be stored",
             ),
+            // A server that follows another one, or was told to take no writes.
+            ("25006", _) => Self::unavailable("kv_read_only"),
             // The statement ran into its time limit and was rolled back.
             ("57014", _) => Self::unavailable("kv_timeout"),
             ("40001" | "40P01", _) | (_, "08" | "53" | "57" | "58") => Self::Unavailable { reason: reason() },
@@ -134,7 +161,13 @@ impl KvError {
 
     /// Whether this counts as an error of the database rather than of the caller.
     pub(super) const fn is_database(&self) -> bool {
-        matches!(self, Self::Unavailable { .. } | Self::Misconfigured { .. } | Self::Failed { .. })
+        matches!(
+            self,
+            Self::Unavailable { .. }
+                | Self::OutcomeUnknown { .. }
+                | Self::Misconfigured { .. }
+                | Self::Failed { .. }
+        )
     }
 }
 

@@ -7,8 +7,9 @@ use std::fmt;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// Names the broker looks at in the body of a route.
-const ROUTE_NAMES: [&str; 2] = ["operations", "namespace"];
+/// Names the broker looks at in the body of a route, besides those of an operation.
+const ROUTE_NAMES: [&str; 7] =
+    ["operations", "namespace", "includeExpired", "kv", "timers", "requiredLeases", "type"];
 
 /// Members of an operation that SQL reads.
 pub(super) const OPERATION_NAMES: [&str; 16] = [

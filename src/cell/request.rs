@@ -6,6 +6,7 @@
 use serde_json::value::RawValue;
 
 use super::config::CellConfig;
+use super::demand::Demand;
 use super::errors::KvError;
 use super::json::compact_len;
 use super::members::{Elements, FORBIDDEN_NAMES, Members, OPERATION_NAMES};
@@ -36,14 +37,35 @@ impl From<&CellConfig> for EdgeLimits {
     }
 }
 
+impl EdgeLimits {
+    /// These limits, and no more operations and keys than given.
+    pub(super) fn at_most(self, ops: usize, keys: usize) -> Self {
+        Self { ops: self.ops.min(ops), keys: self.keys.min(keys), ..self }
+    }
+}
+
 /// Operations of a call as JSON text, within the limits of the edge.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Call(String);
+pub(super) struct Call {
+    text: String,
+    demand: Demand,
+}
 
 impl Call {
+    /// Checks operations against the limits and writes them anew.
+    pub(super) fn of(operations: &Elements<'_>, limits: EdgeLimits) -> Result<Self, KvError> {
+        let (operations, demand) = check(operations, limits)?;
+        Ok(Self { text: rebuild(&operations), demand })
+    }
+
+    /// What it asks for; nothing when asked again.
+    pub(super) fn take_demand(&mut self) -> Demand {
+        std::mem::take(&mut self.demand)
+    }
+
     /// The JSON array for SQL.
     pub(super) fn into_text(self) -> String {
-        self.0
+        self.text
     }
 }
 
@@ -62,13 +84,12 @@ pub(super) fn batch(body: &[u8], limits: EdgeLimits) -> Result<Option<Call>, KvE
     if operations.count == 0 {
         return Ok(None);
     }
-    let operations = check(&operations, limits)?;
-    Ok(Some(rebuild(&operations)))
+    Call::of(&operations, limits).map(Some)
 }
 
 /// Writes the operations anew with the members that SQL reads: what nobody reads would cost memory
 /// there all the same. Anything but an object becomes a number, which SQL refuses with its position.
-fn rebuild(operations: &[Option<Members<'_>>]) -> Call {
+fn rebuild(operations: &[Option<Members<'_>>]) -> String {
     let mut text = String::from("[");
     for operation in operations {
         if text.len() > 1 {
@@ -95,12 +116,12 @@ fn rebuild(operations: &[Option<Members<'_>>]) -> Call {
         text.push('}');
     }
     text.push(']');
-    Call(text)
+    text
 }
 
 /// One `get` of a path route.
 pub(super) fn get(namespace: &str, key: &str) -> Result<Call, KvError> {
-    single("get", namespace, key, &[])
+    single("get", namespace, key, &[], 0)
 }
 
 /// One `put` of a path route. Members that are no option of a put are dropped, those that would contradict
@@ -108,22 +129,22 @@ pub(super) fn get(namespace: &str, key: &str) -> Result<Call, KvError> {
 pub(super) fn put(namespace: &str, key: &str, body: &[u8], limits: EdgeLimits) -> Result<Call, KvError> {
     let members = options(parse(body)?)?;
     let options = select(&members, &["value", "ttlSeconds", "forever", "expect", "required"]);
-    check_sizes(&members, limits)?;
-    single("put", namespace, key, &options)
+    let value_bytes = check_sizes(&members, limits)?;
+    single("put", namespace, key, &options, value_bytes)
 }
 
 /// One `delete` of a path route; no body and `null` mean no options.
 pub(super) fn delete(namespace: &str, key: &str, body: &[u8], limits: EdgeLimits) -> Result<Call, KvError> {
     if body.trim_ascii().is_empty() {
-        return single("delete", namespace, key, &[]);
+        return single("delete", namespace, key, &[], 0);
     }
     let body = parse(body)?;
     if body.get() == "null" {
-        return single("delete", namespace, key, &[]);
+        return single("delete", namespace, key, &[], 0);
     }
     let members = options(body)?;
     check_sizes(&members, limits)?;
-    single("delete", namespace, key, &select(&members, &["expect", "required"]))
+    single("delete", namespace, key, &select(&members, &["expect", "required"]), 0)
 }
 
 fn parse(body: &[u8]) -> Result<&RawValue, KvError> {
@@ -144,7 +165,13 @@ fn select<'a>(members: &Members<'a>, names: &[&'static str]) -> Vec<(&'static st
     names.iter().filter_map(|name| Some((*name, members.get(name)?))).collect()
 }
 
-fn single(op: &str, namespace: &str, key: &str, options: &[(&str, &RawValue)]) -> Result<Call, KvError> {
+fn single(
+    op: &str,
+    namespace: &str,
+    key: &str,
+    options: &[(&str, &RawValue)],
+    value_bytes: usize,
+) -> Result<Call, KvError> {
     // Text always serialises; the error arm only spares a panic.
     let quote = |text: &str| serde_json::to_string(text).map_err(|_| KvError::failed("kv_result_unreadable"));
     let mut text = format!(r#"[{{"op":"{op}","ns":{},"key":{}"#, quote(namespace)?, quote(key)?);
@@ -152,42 +179,51 @@ fn single(op: &str, namespace: &str, key: &str, options: &[(&str, &RawValue)]) -
         text.extend([",\"", name, "\":", value.get()]);
     }
     text.push_str("}]");
-    Ok(Call(text))
+    let mut demand = Demand::default();
+    demand.add(op, value_bytes, options.iter().any(|(name, _)| *name == "expect"));
+    Ok(Call { text, demand })
 }
 
 /// The checks of section 6.4, in its order: operations, keys, sizes. Returns the members of each operation
-/// that is an object.
-fn check<'a>(operations: &Elements<'a>, limits: EdgeLimits) -> Result<Vec<Option<Members<'a>>>, KvError> {
+/// that is an object, and what all of them ask for.
+fn check<'a>(
+    operations: &Elements<'a>,
+    limits: EdgeLimits,
+) -> Result<(Vec<Option<Members<'a>>>, Demand), KvError> {
     const UNREADABLE: KvError = KvError::bad("kv_bad_body", "a member name is not Unicode text");
     if operations.count > limits.ops {
         let detail = format!("{} operations, at most {}", operations.count, limits.ops);
         return Err(KvError::Bad { reason: "kv_too_many_ops".into(), detail: Some(detail.into()) });
     }
     let mut keys = 0;
-    let mut checked = Vec::with_capacity(operations.kept.len());
+    let (mut names, mut checked) = (Vec::new(), Vec::with_capacity(operations.kept.len()));
     for operation in &operations.kept {
         if !operation.get().starts_with('{') {
             checked.push(None);
             continue;
         }
         let members = Members::of(operation).ok_or(UNREADABLE)?;
-        keys += key_count(&members);
+        let name = operation_name(&members);
+        keys += key_count(&name, &members);
+        names.push(name);
         checked.push(Some(members));
     }
     if keys > limits.keys {
         let detail = format!("{keys} keys, at most {}", limits.keys);
         return Err(KvError::Bad { reason: "kv_too_many_keys".into(), detail: Some(detail.into()) });
     }
-    checked.iter().flatten().try_for_each(|members| check_sizes(members, limits))?;
-    Ok(checked)
+    let mut demand = Demand::default();
+    for (name, members) in names.iter().zip(checked.iter().flatten()) {
+        demand.add(name, check_sizes(members, limits)?, members.get("expect").is_some());
+    }
+    Ok((checked, demand))
 }
 
 /// Bounds every member that goes to SQL: the value by its own limit, and the others by what the longest
-/// legal one needs, so that junk in them is not parsed there into many times its size.
-fn check_sizes(members: &Members<'_>, limits: EdgeLimits) -> Result<(), KvError> {
-    if let Some(value) = members.get("value") {
-        check_value(value, limits)?;
-    }
+/// legal one needs, so that junk in them is not parsed there into many times its size. Returns the size of
+/// the value, 0 without one.
+fn check_sizes(members: &Members<'_>, limits: EdgeLimits) -> Result<usize, KvError> {
+    let value_bytes = members.get("value").map_or(Ok(0), |value| check_value(value, limits))?;
     for name in OPERATION_NAMES {
         let Some(member) = members.get(name) else { continue };
         let (size, most) = match name {
@@ -207,26 +243,28 @@ fn check_sizes(members: &Members<'_>, limits: EdgeLimits) -> Result<(), KvError>
             });
         }
     }
-    Ok(())
+    Ok(value_bytes)
 }
 
-fn check_value(value: &RawValue, limits: EdgeLimits) -> Result<(), KvError> {
+fn check_value(value: &RawValue, limits: EdgeLimits) -> Result<usize, KvError> {
     let size = compact_len(value.get());
     if size > limits.value_bytes {
         let detail = format!("{size} bytes, at most {}", limits.value_bytes);
         return Err(KvError::TooLarge { reason: "kv_value_too_large".into(), detail: Some(detail) });
     }
-    Ok(())
+    Ok(size)
+}
+
+/// Name of an operation; empty when it has none.
+fn operation_name(operation: &Members<'_>) -> String {
+    operation.get("op").and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default()
 }
 
 /// How many keys an operation counts for (section 3.2).
-fn key_count(operation: &Members<'_>) -> usize {
-    let name: Option<String> = operation.get("op").and_then(|raw| serde_json::from_str(raw.get()).ok());
-    match name.as_deref() {
-        Some("getMany") => {
-            operation.get("keys").and_then(|raw| Elements::of(raw, 0)).map_or(0, |keys| keys.count)
-        }
-        Some("getPrefix") => page_size(operation.get("limit")),
+fn key_count(name: &str, operation: &Members<'_>) -> usize {
+    match name {
+        "getMany" => operation.get("keys").and_then(|raw| Elements::of(raw, 0)).map_or(0, |keys| keys.count),
+        "getPrefix" => page_size(operation.get("limit")),
         _ => 1,
     }
 }

@@ -1,5 +1,7 @@
 //! Cases of request parsing: what reaches SQL, and what is refused before.
 
+use super::super::demand::Op;
+use super::super::ladder::Usage;
 use super::*;
 
 const LIMITS: EdgeLimits = EdgeLimits { ops: 3, keys: 1024, value_bytes: 16 };
@@ -90,7 +92,8 @@ fn key_sums() {
         (r#"{"op":"getMany","op":"getPrefix","limit":5}"#, 5),
     ] {
         let raw: &RawValue = serde_json::from_str(body).unwrap();
-        assert_eq!(key_count(&Members::of(raw).unwrap()), keys, "{body}");
+        let members = Members::of(raw).unwrap();
+        assert_eq!(key_count(&operation_name(&members), &members), keys, "{body}");
     }
     let two_pages = r#"[{"op":"getPrefix","limit":1000},{"op":"getPrefix","limit":1000}]"#;
     assert_eq!(outcome(batch(two_pages.as_bytes(), LIMITS)), "kv_too_many_keys");
@@ -138,4 +141,24 @@ fn path_deletes_and_gets() {
         assert_eq!(outcome(delete("n", "k", body.as_bytes(), LIMITS).map(Some)), expected, "{body}");
     }
     assert_eq!(outcome(get("n", "k").map(Some)), r#"[{"op":"get","ns":"n","key":"k"}]"#);
+}
+
+/// The demand that goes with the text: by route, and with a value's size as it is checked.
+#[test]
+fn what_a_call_asks_for() {
+    let demand = |call: Result<Call, KvError>| call.unwrap().take_demand();
+    let put = demand(put("ns", "k", br#"{"value": [1, 2], "forever": true}"#, LIMITS));
+    assert_eq!((put.adds, put.once_only), (Usage { rows: 1, bytes: 5 }, false));
+    let fenced = demand(super::put("ns", "k", br#"{"value":1,"forever":true,"expect":0}"#, LIMITS));
+    assert!(fenced.once_only && fenced.grows);
+    let get = demand(get("ns", "k"));
+    assert_eq!((get.writes, get.ops.as_slice()), (false, &[Op::Get][..]));
+    let delete = demand(delete("ns", "k", b"", LIMITS));
+    assert_eq!((delete.writes, delete.grows, delete.adds), (true, false, Usage::default()));
+    let body = br#"[{"op":"get","ns":"n","key":"a"},7,{"op":"putIfAbsent","ns":"n","key":"b","value":"xy"},
+                    {"op":"put","ns":"n","key":"c","value":{ "a" : 1 }},{"op":"incr","ns":"n","key":"d"}]"#;
+    let batch = demand(batch(body, EdgeLimits { ops: 5, ..LIMITS }).map(Option::unwrap));
+    assert_eq!(batch.ops, [Op::Get, Op::Put, Op::Put, Op::Incr]);
+    assert_eq!((batch.adds, batch.bytes_in), (Usage { rows: 3, bytes: 11 }, 11));
+    assert!(batch.writes && batch.once_only);
 }

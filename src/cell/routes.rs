@@ -1,10 +1,11 @@
 //! What a request is about, and the answer to it (KV contract, section 6).
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use http::header::ETAG;
+use http::header::{CONTENT_TYPE, ETAG};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use percent_encoding::percent_decode_str;
@@ -14,16 +15,23 @@ use uuid::Uuid;
 
 use super::answers::{REQUEST_ID, answer};
 use super::config::CellConfig;
+use super::control::Control;
+use super::demand::Demand;
 use super::errors::KvError;
+use super::gate::{Admission, Gate};
+use super::metrics::CallEnd;
 use super::request::{self, Call, EdgeLimits};
-use super::store::{Outcome, Store};
-use super::{access, body, tenant};
+use super::store::{Effect, Outcome, Question, Store};
+use super::tally::Tally;
+use super::{access, body, console, system, tenant, transaction};
 use crate::domain::secret::Secret;
 use crate::telemetry::log_gate::LogGate;
 
 /// What all requests share.
 #[derive(Debug)]
 pub(super) struct Cell {
+    gate: Arc<Gate>,
+    control: Arc<Control>,
     store: Store,
     limits: EdgeLimits,
     tenancy_header: bool,
@@ -34,8 +42,10 @@ pub(super) struct Cell {
 }
 
 impl Cell {
-    pub(super) fn new(config: &CellConfig, store: Store) -> Self {
+    pub(super) fn new(config: &CellConfig, gate: Arc<Gate>, control: Arc<Control>, store: Store) -> Self {
         Self {
+            gate,
+            control,
             store,
             limits: EdgeLimits::from(config),
             tenancy_header: config.tenancy_header,
@@ -51,7 +61,13 @@ impl Cell {
 #[derive(Debug, PartialEq, Eq)]
 enum Route<'a> {
     Health,
+    Metrics,
+    /// The kill switch.
+    Switches,
     Batch,
+    Transaction,
+    Namespaces,
+    List,
     /// Namespace and key tail, both still percent-encoded.
     Key {
         namespace: &'a str,
@@ -63,7 +79,12 @@ impl<'a> Route<'a> {
     fn of(path: &'a str) -> Option<Self> {
         match path {
             "/health" => return Some(Self::Health),
+            "/metrics/prometheus" => return Some(Self::Metrics),
+            "/api/v1/system/kv-timers" => return Some(Self::Switches),
             "/api/v1/kv" | "/api/v1/kv/" => return Some(Self::Batch),
+            "/api/v1/transaction" => return Some(Self::Transaction),
+            "/api/v1/resources/kv/namespaces" => return Some(Self::Namespaces),
+            "/api/v1/resources/kv/list" => return Some(Self::List),
             _ => {}
         }
         // Everything after the namespace is the key, slashes included.
@@ -85,7 +106,11 @@ pub(super) async fn serve(State(state): State<Arc<Cell>>, request: Request) -> R
                 // The reason is an identifier; what the server says may quote the caller.
                 tracing::warn!(request_id = %id, error = %error, hidden, "KV call failed");
             }
-            error.into_response(&id)
+            if Route::of(parts.uri.path()) == Some(Route::Transaction) {
+                transaction::refusal(error, &id)
+            } else {
+                error.into_response(&id)
+            }
         }
     }
 }
@@ -107,31 +132,66 @@ async fn handle(state: &Cell, parts: &Parts, body: axum::body::Body) -> Result<R
         );
     }
     let tenant = tenant::of(&parts.headers, state.tenancy_header)?;
+    // Read before anything else is refused: whoever is still sending, as the proxy may be, would find the
+    // connection closed in place of an answer.
+    let body = match route {
+        Some(Route::Switches) => body::read(body, system::MAX_BODY).await?,
+        Some(_) => body::read(body, state.max_body_bytes).await?,
+        None => Vec::new(),
+    };
     match route {
+        Some(Route::Metrics) => {
+            if !matches!(parts.method, Method::GET | Method::HEAD) {
+                return Err(KvError::MethodNotAllowed { allow: "GET, HEAD" });
+            }
+            metrics(state)
+        }
+        Some(Route::Switches) => match parts.method {
+            Method::GET | Method::HEAD => Ok(system::show(&state.gate, &state.control).await),
+            Method::POST => system::switch(&state.gate, &state.control, &body).await,
+            _ => Err(KvError::MethodNotAllowed { allow: "GET, HEAD, POST" }),
+        },
         Some(Route::Batch) => {
             if parts.method != Method::POST {
                 return Err(KvError::MethodNotAllowed { allow: "POST" });
             }
-            let body = body::read(body, state.max_body_bytes).await?;
             batch(state, tenant, &body).await
         }
-        Some(Route::Key { namespace, tail }) => {
-            // Before anything else: names in a query string end up in access logs.
-            if parts.uri.query().is_some_and(|query| !query.is_empty()) {
-                return Err(KvError::bad("kv_no_query_string", "options of this route go into the body"));
+        Some(Route::Transaction) => {
+            if parts.method != Method::POST {
+                return Err(KvError::MethodNotAllowed { allow: "POST" });
             }
+            let call = transaction::bundle(&body, state.limits)?;
+            transaction::outcome(run(state, tenant, Question::Bundle(call)).await?)
+        }
+        Some(Route::Namespaces) => {
+            no_query(parts)?;
+            if !matches!(parts.method, Method::GET | Method::HEAD) {
+                return Err(KvError::MethodNotAllowed { allow: "GET, HEAD" });
+            }
+            let array = text(run(state, tenant, Question::Namespaces).await?)?;
+            Ok(answer(StatusCode::OK, console::namespaces(&array)))
+        }
+        Some(Route::List) => {
+            no_query(parts)?;
+            if parts.method != Method::POST {
+                return Err(KvError::MethodNotAllowed { allow: "POST" });
+            }
+            // A pause is told before what is wrong with the body (section 6.4).
+            let reading = Demand::default();
+            let admission = state.gate.standalone(tenant, &reading)?;
+            let question = Question::List(console::Page::of(&body)?);
+            let page = finish(state, tenant, question, &reading, admission).await?;
+            Ok(answer(StatusCode::OK, text(page)?))
+        }
+        Some(Route::Key { namespace, tail }) => {
+            no_query(parts)?;
             let namespace = decode(namespace, "kv_bad_namespace")?;
             let key = decode(tail, "kv_bad_key")?;
             let call = match parts.method {
                 Method::GET | Method::HEAD => request::get(&namespace, &key)?,
-                Method::PUT => {
-                    let body = body::read(body, state.max_body_bytes).await?;
-                    request::put(&namespace, &key, &body, state.limits)?
-                }
-                Method::DELETE => {
-                    let body = body::read(body, state.max_body_bytes).await?;
-                    request::delete(&namespace, &key, &body, state.limits)?
-                }
+                Method::PUT => request::put(&namespace, &key, &body, state.limits)?,
+                Method::DELETE => request::delete(&namespace, &key, &body, state.limits)?,
                 _ => {
                     return Err(KvError::MethodNotAllowed { allow: "GET, HEAD, PUT, DELETE" });
                 }
@@ -139,6 +199,22 @@ async fn handle(state: &Cell, parts: &Parts, body: axum::body::Body) -> Result<R
             single(state, tenant, call).await
         }
         Some(Route::Health) | None => Err(KvError::NoSuchRoute),
+    }
+}
+
+/// The check that comes before all others of a route: names in a query string end up in access logs.
+fn no_query(parts: &Parts) -> Result<(), KvError> {
+    match parts.uri.query() {
+        None | Some("") => Ok(()),
+        Some(_) => Err(KvError::bad("kv_no_query_string", "options of this route go into the body")),
+    }
+}
+
+/// The answer to a question that cannot lose.
+fn text(outcome: Outcome) -> Result<String, KvError> {
+    match outcome {
+        Outcome::Results(text) => Ok(text),
+        Outcome::Lost(_) => Err(KvError::failed("kv_result_unreadable")),
     }
 }
 
@@ -153,10 +229,61 @@ async fn health(state: &Cell, method: &Method) -> Result<Response, KvError> {
     }
 }
 
+fn metrics(state: &Cell) -> Result<Response, KvError> {
+    let text = state
+        .gate
+        .metrics
+        .render(state.store.state(), &state.control.snapshot().quotas)
+        .map_err(|_| KvError::failed("metrics"))?;
+    let mut response = answer(StatusCode::OK, text);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(prometheus::TEXT_FORMAT));
+    Ok(response)
+}
+
+/// Lets a call in, runs it, and accounts for how it ended.
+async fn run(state: &Cell, tenant: Uuid, mut question: Question) -> Result<Outcome, KvError> {
+    let demand = question.take_demand();
+    let admission = match question {
+        Question::Bundle(_) => state.gate.rider(tenant, &demand)?,
+        _ => state.gate.standalone(tenant, &demand)?,
+    };
+    finish(state, tenant, question, &demand, admission).await
+}
+
+/// Runs a call that was let in.
+async fn finish(
+    state: &Cell,
+    tenant: Uuid,
+    question: Question,
+    demand: &Demand,
+    admission: Admission,
+) -> Result<Outcome, KvError> {
+    let started = Instant::now();
+    let outcome = state.store.ask(tenant, question, Effect::of(demand)).await;
+    let took = started.elapsed();
+    match &outcome {
+        Ok(Outcome::Results(results)) => {
+            state.gate.metrics.call(demand, CallEnd::Done(&Tally::of(results)), took);
+        }
+        Ok(Outcome::Lost(_)) => {
+            admission.refund();
+            state.gate.metrics.call(demand, CallEnd::Lost, took);
+        }
+        Err(error) => {
+            admission.failed(error);
+            state.gate.metrics.call(demand, CallEnd::Failed, took);
+            if matches!(error, KvError::OutcomeUnknown { .. }) {
+                state.gate.metrics.outcome_unknown();
+            }
+        }
+    }
+    outcome
+}
+
 async fn batch(state: &Cell, tenant: Uuid, body: &[u8]) -> Result<Response, KvError> {
     let text = match request::batch(body, state.limits)? {
         None => r#"{"results":[]}"#.to_owned(),
-        Some(call) => match state.store.apply(tenant, call).await? {
+        Some(call) => match run(state, tenant, Question::Apply(call)).await? {
             Outcome::Results(results) => format!(r#"{{"results":{results}}}"#),
             Outcome::Lost(verdict) => verdict,
         },
@@ -166,7 +293,7 @@ async fn batch(state: &Cell, tenant: Uuid, body: &[u8]) -> Result<Response, KvEr
 
 /// Runs a call of one operation and answers its element alone.
 async fn single(state: &Cell, tenant: Uuid, call: Call) -> Result<Response, KvError> {
-    let results = match state.store.apply(tenant, call).await? {
+    let results = match run(state, tenant, Question::Apply(call)).await? {
         Outcome::Results(results) => results,
         Outcome::Lost(verdict) => return Ok(answer(StatusCode::OK, verdict)),
     };
@@ -228,6 +355,10 @@ mod tests {
         let key = |namespace, tail| Some(Route::Key { namespace, tail });
         for (path, expected) in [
             ("/health", Some(Route::Health)),
+            ("/metrics/prometheus", Some(Route::Metrics)),
+            ("/metrics", None),
+            ("/api/v1/system/kv-timers", Some(Route::Switches)),
+            ("/api/v1/system/kv-timers/", None),
             ("/api/v1/kv", Some(Route::Batch)),
             ("/api/v1/kv/", Some(Route::Batch)),
             ("/api/v1/kv/ns/k", key("ns", "k")),
@@ -237,6 +368,11 @@ mod tests {
             ("/api/v1/kv/ns", None),
             ("/api/v1/kv/ns/", None),
             ("/api/v1/kv//k", None),
+            ("/api/v1/transaction", Some(Route::Transaction)),
+            ("/api/v1/transaction/", None),
+            ("/api/v1/resources/kv/namespaces", Some(Route::Namespaces)),
+            ("/api/v1/resources/kv/list", Some(Route::List)),
+            ("/api/v1/resources/kv", None),
             ("/api/v1/kvx", None),
             ("/api/v2/kv/ns/k", None),
             ("/health/", None),

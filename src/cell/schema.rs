@@ -10,10 +10,14 @@ use super::config::CellConfig;
 use super::errors::CellError;
 
 /// Schema files in the order they are applied. Each may be run again at any time.
-pub const CELL_SQL: [&str; 3] = [
+pub const CELL_SQL: [&str; 7] = [
     include_str!("../../migrations/cell/024_kv.sql"),
     include_str!("../../migrations/cell/024_kv_check.sql"),
     include_str!("../../migrations/cell/024_kv_apply.sql"),
+    include_str!("../../migrations/cell/024_kv_console.sql"),
+    include_str!("../../migrations/cell/025_kv_switches.sql"),
+    include_str!("../../migrations/cell/026_kv_sweep.sql"),
+    include_str!("../../migrations/cell/027_kv_quota.sql"),
 ];
 
 /// Oldest server, as `server_version_num`: exact `extract(epoch …)` came with 14.

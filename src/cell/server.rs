@@ -9,16 +9,30 @@ use axum::Router;
 use axum::serve::ListenerExt as _;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use super::clock::Clock;
 use super::config::CellConfig;
+use super::control::{CONTROL_LIMIT, Control};
 use super::errors::CellError;
+use super::gate::Gate;
+use super::ladder::Ladder;
+use super::latch::Latch;
+use super::line::Line;
+use super::metrics::Metrics;
+use super::pool::CHECKOUT_TIMEOUT;
 use super::routes::{self, Cell};
 use super::schema;
-use super::store::{ACQUIRE_TIMEOUT, ANSWER_GRACE, Store};
+use super::store::{ANSWER_GRACE, Store};
+use super::sweeper::{self, SweeperSettings, USAGE_LIMIT};
+use super::switches::Switches;
 
 /// Longest wait for connections to close once no call runs any more.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// While writes are shed, one in this time is let through to see (Q11).
+const SHED_PROBE: Duration = Duration::from_secs(1);
 
 /// A cell whose database is prepared and whose socket is open, but which accepts nothing yet.
 #[derive(Debug)]
@@ -27,7 +41,34 @@ pub struct BoundCell {
     address: SocketAddr,
     store: Store,
     cell: Arc<Cell>,
+    background: Background,
     drain: Duration,
+}
+
+/// What runs beside the requests.
+#[derive(Debug)]
+struct Background {
+    gate: Arc<Gate>,
+    control: Arc<Control>,
+    settings: SweeperSettings,
+    refresh_every: Duration,
+    expire_line: Line,
+    usage_line: Line,
+}
+
+impl Background {
+    /// Starts it; dropping the set ends it. Each step is one statement, which the database finishes or undoes
+    /// by itself.
+    fn start(self) -> JoinSet<()> {
+        let mut tasks = JoinSet::new();
+        let control = self.control;
+        tasks.spawn(async move { control.run().await });
+        if self.settings.enabled {
+            tasks.spawn(sweeper::prune(Arc::clone(&self.gate), self.settings.clone(), self.expire_line));
+            tasks.spawn(sweeper::measure(self.gate, self.settings, self.refresh_every, self.usage_line));
+        }
+        tasks
+    }
 }
 
 impl BoundCell {
@@ -44,17 +85,35 @@ impl BoundCell {
             );
         }
         schema::prepare(&config).await?;
-        let store = Store::open(&config);
+        let gate = Arc::new(Gate {
+            clock: Clock::start(),
+            ladder: Ladder::new(config.ladder.clone()),
+            switches: Switches::default(),
+            shed: Latch::new(config.shed_after, SHED_PROBE),
+            metrics: Arc::new(Metrics::new().map_err(CellError::Metrics)?),
+        });
+        let store = Store::open(&config, Arc::clone(&gate));
+        let line = |limit| Line::new(schema::connect_options(&config), limit);
+        let control = Arc::new(Control::new(Arc::clone(&gate), &config.ladder, || line(CONTROL_LIMIT)));
+        control.start().await.map_err(|error| CellError::Control(error.to_string()))?;
         let bound = |source| CellError::Bind { address: format!("{}:{}", config.host, config.port), source };
         let listener = TcpListener::bind((config.host.as_str(), config.port)).await.map_err(bound)?;
         let address = listener.local_addr().map_err(bound)?;
         Ok(Self {
             listener,
             address,
-            cell: Arc::new(Cell::new(&config, store.clone())),
+            cell: Arc::new(Cell::new(&config, Arc::clone(&gate), Arc::clone(&control), store.clone())),
             store,
+            background: Background {
+                gate,
+                control,
+                refresh_every: config.ladder.refresh_every,
+                expire_line: line(config.statement_timeout()),
+                usage_line: line(USAGE_LIMIT),
+                settings: config.sweeper,
+            },
             // The longest a call can take from here: a connection, its statement, the answer.
-            drain: ACQUIRE_TIMEOUT + config.statement_timeout() + ANSWER_GRACE,
+            drain: CHECKOUT_TIMEOUT + Duration::from_millis(config.stmt_timeout_ms) + ANSWER_GRACE,
         })
     }
 
@@ -76,6 +135,7 @@ impl BoundCell {
             let _ = stream.set_nodelay(true);
         });
         let router = Router::new().fallback(routes::serve).with_state(self.cell);
+        let background = self.background.start();
         tracing::info!(address = %self.address, "queen-cell is up");
 
         let served = tokio::select! {
@@ -90,6 +150,7 @@ impl BoundCell {
                 Ok(())
             }
         };
+        drop(background);
         let _ = timeout(CLOSE_TIMEOUT, self.store.close()).await;
         served
     }

@@ -1,28 +1,34 @@
 //! The one SQL entry: an operation array goes in as text, a result array comes out as text.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::value::RawValue;
-use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgConnection, PgDatabaseError, PgPool, PgPoolOptions, Postgres};
+use sqlx::postgres::{PgConnection, PgDatabaseError, PgPool, PgPoolOptions};
 use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::config::CellConfig;
+use super::console::Page;
+use super::demand::Demand;
 use super::errors::KvError;
+use super::gate::Gate;
 use super::json::compact;
+use super::metrics::PoolState;
+use super::pool::{CallPool, Checkout};
 use super::request::Call;
 use super::schema::connect_options;
 
 /// Applies a call. Text casts on both sides keep every number as it was written.
-const APPLY: &str = "SELECT queen.kv_apply_v1($1::text::jsonb, $2::uuid, NULL, false)::text";
+const APPLY: &str = "SELECT queen.kv_apply_v1($2::text::jsonb, $1::uuid, NULL, false)::text";
 
-const TERSE: &str = "SELECT set_config('log_error_verbosity', 'terse', false) \
-                       FROM pg_roles WHERE rolname = current_user AND rolsuper";
+/// The same under the limits of a bundle.
+const BUNDLE: &str = "SELECT queen.kv_apply_v1($2::text::jsonb, $1::uuid, NULL, true)::text";
 
-/// Longest wait for a free connection.
-pub(super) const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
+const LIST: &str = "SELECT queen.kv_list_v1($1::uuid, $2, $3, $4, $5, $6, $7)::text";
+
+const NAMESPACES: &str = "SELECT queen.kv_namespaces_v1($1::uuid)::text";
 
 /// How much longer than the server's own statement timeout we wait before a connection counts as dead.
 pub(super) const ANSWER_GRACE: Duration = Duration::from_secs(2);
@@ -30,22 +36,58 @@ pub(super) const ANSWER_GRACE: Duration = Duration::from_secs(2);
 /// Longest health check, from the request to its verdict.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A connection that rested longer is tested before use; testing all would double the round trips.
-const TEST_AFTER_IDLE: Duration = Duration::from_secs(5);
+/// What a tenant asks of the database.
+#[derive(Debug)]
+pub(super) enum Question {
+    /// Operations of a key/value route.
+    Apply(Call),
+    /// Operations of a bundle.
+    Bundle(Call),
+    /// A page of a namespace.
+    List(Page),
+    /// All namespaces.
+    Namespaces,
+}
+
+impl Question {
+    /// What it asks for; the console reads. Nothing when asked again.
+    pub(super) fn take_demand(&mut self) -> Demand {
+        match self {
+            Self::Apply(call) | Self::Bundle(call) => call.take_demand(),
+            Self::List(_) | Self::Namespaces => Demand::default(),
+        }
+    }
+}
 
 /// What a call came to.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// The result elements: compact text of a JSON array.
+    /// The answer as compact JSON text; of operations, the array of their result elements.
     Results(String),
     /// A `required` operation lost and nothing was applied: compact text of the verdict (section 6.5).
     Lost(String),
 }
 
+/// What a call risks when no answer comes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// It only reads: then nothing has happened.
+    None,
+    /// It writes; whether it may be done twice is said with it.
+    Writes { once_only: bool },
+}
+
+impl Effect {
+    /// What a call risks that asks for `demand`.
+    pub(super) fn of(demand: &Demand) -> Self {
+        if demand.writes { Self::Writes { once_only: demand.once_only } } else { Self::None }
+    }
+}
+
 /// Connections to the database of the cell.
 #[derive(Debug, Clone)]
 pub(super) struct Store {
-    pool: PgPool,
+    pool: CallPool,
     /// Health checks are open to strangers, so they may not take a connection from a KV call.
     health: PgPool,
     answer_timeout: Duration,
@@ -53,44 +95,32 @@ pub(super) struct Store {
 
 impl Store {
     /// Prepares the pools. Connections are made when they are first needed.
-    pub(super) fn open(config: &CellConfig) -> Self {
+    pub(super) fn open(config: &CellConfig, gate: Arc<Gate>) -> Self {
         let options =
             connect_options(config).options([("statement_timeout", config.stmt_timeout_ms.to_string())]);
-        let pool = PgPoolOptions::new()
-            .max_connections(config.pool_size)
-            .acquire_timeout(ACQUIRE_TIMEOUT)
-            .test_before_acquire(false)
-            .after_connect(|connection, _| {
-                Box::pin(async move {
-                    // A lost `required` carries key and value in the DETAIL of its error, which the server
-                    // would log. Only a superuser may say so here; for others their role has to.
-                    sqlx::query(TERSE).execute(connection).await?;
-                    Ok(())
-                })
-            })
-            .before_acquire(|connection, meta| {
-                Box::pin(async move {
-                    if meta.idle_for > TEST_AFTER_IDLE {
-                        sqlx::Connection::ping(connection).await?;
-                    }
-                    Ok(true)
-                })
-            })
-            .connect_lazy_with(options.clone());
         let health = PgPoolOptions::new()
             .max_connections(1)
             .acquire_timeout(HEALTH_TIMEOUT)
-            .connect_lazy_with(options);
-        Self { pool, health, answer_timeout: config.statement_timeout() + ANSWER_GRACE }
+            .connect_lazy_with(options.clone());
+        Self {
+            pool: CallPool::new(options, config.pool_size, gate),
+            health,
+            answer_timeout: config.statement_timeout() + ANSWER_GRACE,
+        }
     }
 
-    /// Applies a call for `tenant`, all of it or nothing.
+    /// Asks for `tenant`. Operations apply all or none.
     ///
     /// The statement runs in a task of its own: a client that hangs up would otherwise leave a connection
     /// with half an answer on it, which the pool has to wait out.
-    pub(super) async fn apply(&self, tenant: Uuid, call: Call) -> Result<Outcome, KvError> {
-        let connection = self.pool.acquire().await.map_err(|error| self.refusal(&error))?;
-        let run = run(connection, tenant, call.into_text(), self.answer_timeout);
+    pub(super) async fn ask(
+        &self,
+        tenant: Uuid,
+        question: Question,
+        effect: Effect,
+    ) -> Result<Outcome, KvError> {
+        let checkout = self.pool.checkout().await?;
+        let run = run(checkout, tenant, question, effect, self.answer_timeout);
         tokio::spawn(run).await.map_err(|_| KvError::failed("kv_error"))?
     }
 
@@ -100,30 +130,25 @@ impl Store {
         matches!(timeout(HEALTH_TIMEOUT, probe).await, Ok(Ok(_)))
     }
 
+    /// For the gauges.
+    pub(super) fn state(&self) -> PoolState {
+        self.pool.state()
+    }
+
     /// Closes the pools, waiting for connections in use.
     pub(super) async fn close(&self) {
         tokio::join!(self.pool.close(), self.health.close());
     }
-
-    /// Why no connection was to be had. A pool that ran into its time limit without being full was waiting
-    /// for the server, not for other calls.
-    fn refusal(&self, error: &sqlx::Error) -> KvError {
-        let full = self.pool.size() >= self.pool.options().get_max_connections();
-        match error {
-            sqlx::Error::PoolTimedOut if full => KvError::unavailable("kv_pool_exhausted"),
-            sqlx::Error::Database(_) => from_sqlx(error),
-            _ => KvError::unavailable("connection"),
-        }
-    }
 }
 
 async fn run(
-    mut connection: PoolConnection<Postgres>,
+    mut checkout: Checkout,
     tenant: Uuid,
-    operations: String,
+    question: Question,
+    effect: Effect,
     limit: Duration,
 ) -> Result<Outcome, KvError> {
-    match timeout(limit, execute(&mut connection, tenant, operations)).await {
+    match timeout(limit, execute(checkout.connection(), tenant, question)).await {
         Ok(Ok(Some(results))) => Ok(Outcome::Results(compact(results))),
         Ok(Ok(None)) => Err(KvError::failed("kv_result_missing")),
         Ok(Err(sqlx::Error::Database(error))) if error.code().as_deref() == Some("23514") => {
@@ -131,15 +156,15 @@ async fn run(
             Ok(Outcome::Lost(verdict(detail)))
         }
         Ok(Err(error)) => {
-            if !matches!(error, sqlx::Error::Database(_)) {
-                discard(connection);
+            if ends_the_session(&error) {
+                checkout.discard();
             }
-            Err(from_sqlx(&error))
+            Err(from_sqlx(&error, effect))
         }
         Err(_) => {
-            // The server did not even report its own timeout: nothing more will come on this socket.
-            discard(connection);
-            Err(KvError::unavailable("kv_timeout"))
+            // The server did not even report its own time limit: nothing more will come on this socket.
+            checkout.discard();
+            Err(silence("kv_timeout", effect))
         }
     }
 }
@@ -147,26 +172,56 @@ async fn run(
 async fn execute(
     connection: &mut PgConnection,
     tenant: Uuid,
-    operations: String,
+    question: Question,
 ) -> Result<Option<String>, sqlx::Error> {
-    sqlx::query_scalar(APPLY).bind(operations).bind(tenant).fetch_one(connection).await
+    let query = |statement| sqlx::query_scalar(statement).bind(tenant);
+    match question {
+        Question::Apply(call) => query(APPLY).bind(call.into_text()),
+        Question::Bundle(call) => query(BUNDLE).bind(call.into_text()),
+        Question::List(page) => query(LIST)
+            .bind(page.namespace)
+            .bind(page.prefix)
+            .bind(page.after)
+            .bind(page.limit)
+            .bind(page.keys_only)
+            .bind(page.include_expired),
+        Question::Namespaces => query(NAMESPACES),
+    }
+    .fetch_one(connection)
+    .await
 }
 
-/// Closes the socket without another word to the server.
-fn discard(connection: PoolConnection<Postgres>) {
-    drop(connection.detach());
+/// Whether a connection is of no use after this error. A session stays read-only although its database takes
+/// writes again, which only a new one finds out.
+fn ends_the_session(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Database(error) => {
+            error.code().is_some_and(|code| code.starts_with("57P") || code == "25006")
+        }
+        _ => true,
+    }
 }
 
-fn from_sqlx(error: &sqlx::Error) -> KvError {
+/// No answer came, and what was sent may have been carried out.
+fn silence(reason: &'static str, effect: Effect) -> KvError {
+    match effect {
+        Effect::None => KvError::unavailable(reason),
+        Effect::Writes { once_only } => KvError::OutcomeUnknown { once_only },
+    }
+}
+
+/// An error that the server reports is one of before the commit, so nothing was applied. One of the
+/// connection tells nothing.
+fn from_sqlx(error: &sqlx::Error, effect: Effect) -> KvError {
     match error {
         sqlx::Error::Database(error) => {
             let detail = error.try_downcast_ref::<PgDatabaseError>().and_then(PgDatabaseError::detail);
             KvError::from_sql(error.code().as_deref().unwrap_or_default(), error.message(), detail)
         }
-        sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) | sqlx::Error::PoolClosed => {
-            KvError::unavailable("connection")
+        sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) | sqlx::Error::RowNotFound => {
+            KvError::failed("kv_result_unreadable")
         }
-        _ => KvError::failed("kv_result_unreadable"),
+        _ => silence("connection", effect),
     }
 }
 
@@ -191,6 +246,19 @@ fn verdict(detail: Option<&str>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn silence_promises_nothing_about_a_write() {
+        let broken = || sqlx::Error::Io(std::io::ErrorKind::BrokenPipe.into());
+        for (effect, expected) in [
+            (Effect::None, "Unavailable { reason: \"connection\" }"),
+            (Effect::Writes { once_only: true }, "OutcomeUnknown { once_only: true }"),
+            (Effect::Writes { once_only: false }, "OutcomeUnknown { once_only: false }"),
+        ] {
+            assert_eq!(format!("{:?}", from_sqlx(&broken(), effect)), expected);
+        }
+        assert!(ends_the_session(&broken()));
+    }
 
     #[test]
     fn verdicts() {

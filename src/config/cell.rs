@@ -1,8 +1,8 @@
 //! The cell's settings (KV contract §12).
 
 use super::source::{ConfigError, Shown, Source};
-use crate::cell::CellConfig;
-use std::path::Path;
+use crate::cell::{CellConfig, LadderSettings, Rate, SweeperSettings};
+use std::{path::Path, time::Duration};
 
 const PREFIX: &str = "QUEEN_";
 
@@ -32,6 +32,29 @@ pub fn load(
         kv_max_ops_per_call: s.number("QUEEN_KV_MAX_OPS_PER_CALL", 256, 1..=1 << 20),
         log: super::logging(&mut s),
         kv_max_keys_per_call: s.number("QUEEN_KV_MAX_KEYS_PER_CALL", 1_024, 1..=1 << 20),
+        shed_after: s.number("QUEEN_KV_STANDALONE_SHED_AFTER", 5, 1..=1_000_000),
+        ladder: LadderSettings {
+            require_grant: s.flag("QUEEN_KV_REQUIRE_GRANT", false),
+            reads: Rate {
+                per_second: s.number("QUEEN_KV_READ_RATE", 200, 1..=1_000_000),
+                burst: s.number("QUEEN_KV_READ_BURST", 400, 1..=1_000_000),
+            },
+            writes: Rate {
+                per_second: s.number("QUEEN_KV_WRITE_RATE", 100, 1..=1_000_000),
+                burst: s.number("QUEEN_KV_WRITE_BURST", 200, 1..=1_000_000),
+            },
+            cell_rate: s.number("QUEEN_KV_CELL_RATE", 2_000, 0..=1_000_000),
+            max_tenants: s.number("QUEEN_KV_MAX_TENANTS", 10_000, 1..=1_000_000),
+            refresh_every: millis(&mut s, "QUEEN_KV_QUOTA_REFRESH_MS", 30_000, 1_000),
+            release_percent: s.number("QUEEN_KV_QUOTA_RELEASE_PERCENT", 90, 1..=99),
+            hot_percent: s.number("QUEEN_KV_QUOTA_HOT_PERCENT", 80, 1..=100),
+        },
+        sweeper: SweeperSettings {
+            enabled: s.flag("QUEEN_SWEEPER", true),
+            expire_every: millis(&mut s, "QUEEN_KV_EXPIRE_EVERY_MS", 1_000, 10),
+            expire_batch: s.number("QUEEN_KV_EXPIRE_BATCH", 1_000, 1..=100_000),
+            usage_every: millis(&mut s, "QUEEN_KV_USAGE_EVERY_MS", 300_000, 1_000),
+        },
     };
     if config.tenancy_header && !config.kv_trusted_proxy {
         s.refuse(
@@ -40,4 +63,9 @@ pub fn load(
         );
     }
     Ok((config, s.finish()?))
+}
+
+/// A time in milliseconds, from `least` to a day.
+fn millis(s: &mut Source, name: &'static str, default: u64, least: u64) -> Duration {
+    Duration::from_millis(s.number(name, default, least..=86_400_000))
 }

@@ -2,8 +2,9 @@
 
 use super::source::{ConfigError, Shown, Source};
 use crate::{
-    domain::{secret::Secret, slug::Slug},
+    domain::{secret::Secret, session::LONGEST_SESSION_S, slug::Slug},
     identity::session::{KeyMaterial, SessionKeys},
+    limits,
     policy::host::canonical_host,
     portal::auth::{AuthSettings, PortalLink, SessionCookies},
     telemetry::log::LogSettings,
@@ -12,7 +13,7 @@ use ipnet::IpNet;
 use rustls_pki_types::{CertificateDer, pem::PemObject};
 use std::{
     collections::HashSet,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -23,11 +24,13 @@ use uuid::Uuid;
 pub struct ProxyConfig {
     /// Address and port of the tenant listener.
     pub bind: (IpAddr, u16),
+    /// The admin listener's; none: there is none.
+    pub admin: Option<SocketAddr>,
     /// Worker threads of the gateway.
     pub worker_threads: usize,
     /// The control plane's database; none only together with [`Self::dev_cell`].
     pub pxdb: Option<PxdbConfig>,
-    /// Whether plan caps refuse, or only count (D1). There are none yet; `/healthz` reports it.
+    /// Whether plan caps refuse, or only count (D1).
     pub enforce: bool,
     /// Treat every request as a key with all scopes. For development.
     pub dev_insecure: bool,
@@ -39,6 +42,8 @@ pub struct ProxyConfig {
     pub tenant_header: bool,
     /// Bytes of a body that is read before it is forwarded.
     pub max_body_bytes: usize,
+    /// Bytes of all such bodies together.
+    pub buffer_bytes: u64,
     /// Peers whose `X-Forwarded-*` count.
     pub trusted_proxies: Vec<IpNet>,
     /// Timeouts towards clients and cells.
@@ -47,6 +52,8 @@ pub struct ProxyConfig {
     pub cache: CacheConfig,
     /// How often `last_used_at` of keys is written.
     pub key_touch: Duration,
+    /// The caps of plans, and what they are counted by.
+    pub caps: CapsConfig,
     /// Hosts on which the credential names the cluster, canonical and in lower case.
     pub shared_hosts: HashSet<String>,
     /// Sessions.
@@ -151,6 +158,8 @@ pub struct Timeouts {
     pub keepalive: Duration,
     /// Longest silence while a client sends its body.
     pub client_read: Duration,
+    /// Longest time for a whole body that is read before it is forwarded.
+    pub body: Duration,
     /// Longest wait for running requests at shutdown.
     pub drain: Duration,
 }
@@ -172,13 +181,61 @@ pub struct CacheConfig {
     pub max_negatives: usize,
 }
 
+/// The caps of plans (proxy contract §9, §14).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CapsConfig {
+    /// How often every cluster's cell is asked what it keeps, the first time at once.
+    pub reconcile_every: Duration,
+    /// How often admitted queues are written to pxdb.
+    pub persist_every: Duration,
+    /// How often a cluster whose pushes are blocked for storage is asked for, and its cap read again, so
+    /// that it need not wait for the next round. What a cell tells counts at once.
+    pub storage_refresh: Duration,
+    /// How long a queue may be missing in a listing before it is taken for deleted.
+    pub settle: Duration,
+    /// Listings asked for at once; each may take 16 MiB while it is read.
+    pub polls: usize,
+    /// Of these, at one cell.
+    pub cell_polls: usize,
+    /// Whether cells are told the tenant, as [`ProxyConfig::tenant_header`] says.
+    pub tenant_header: bool,
+    /// Waiting pops of one cell.
+    pub cell_max_parked: u64,
+    /// Items of a push on a plan without a cap of its own.
+    pub max_batch_items: u64,
+    /// Clusters that are counted and asked for.
+    pub max_clusters: usize,
+    /// Queues, and partition names, kept of one cluster.
+    pub max_names: usize,
+    /// Queue rows that may wait to be written.
+    pub max_pending_rows: usize,
+}
+
+impl CapsConfig {
+    /// What the counters keep to.
+    pub fn counters(&self) -> limits::Settings {
+        limits::Settings {
+            max_clusters: self.max_clusters,
+            max_names: self.max_names,
+            max_pending_rows: self.max_pending_rows,
+            max_cell_parked: self.cell_max_parked,
+            max_batch_items: self.max_batch_items,
+            settle: u64::try_from(self.settle.as_nanos()).unwrap_or(u64::MAX),
+            ..limits::Settings::default()
+        }
+    }
+
+    /// How often it is looked which clusters are to be asked for.
+    pub fn turn(&self) -> Duration {
+        self.reconcile_every.min(self.storage_refresh)
+    }
+}
+
 const PREFIX: &str = "QUEEN_PROXY_";
 /// 30 days: no timeout needs more, and sums stay far from overflow.
 const LONGEST_MS: u64 = 30 * 24 * 3600 * 1000;
 /// Between flushes everything is in memory.
 const LONGEST_FLUSH_MS: u64 = 60_000;
-/// A pushed revocation is held for as long.
-const LONGEST_SESSION_S: u64 = 30 * 24 * 3600;
 
 impl ProxyConfig {
     /// Reads the settings and what `check` prints of them.
@@ -189,6 +246,7 @@ impl ProxyConfig {
         let mut s = Source::new(PREFIX, environment, file);
         let mut config = Self {
             bind: bind(&mut s),
+            admin: admin(&mut s),
             worker_threads: s.number("QUEEN_PROXY_WORKER_THREADS", cores(), 1..=1024),
             pxdb: pxdb(&mut s),
             enforce: s.flag("QUEEN_PROXY_ENFORCE", true),
@@ -197,6 +255,7 @@ impl ProxyConfig {
             default_cluster: s.parsed("QUEEN_PROXY_DEFAULT_CLUSTER", "a cluster slug", Slug::parse),
             tenant_header: s.flag("QUEEN_PROXY_TENANT_HEADER", true),
             max_body_bytes: s.number("QUEEN_PROXY_MAX_BODY_BYTES", 16 << 20, 1..=1 << 30),
+            buffer_bytes: s.number("QUEEN_PROXY_BUFFER_BYTES", 256 << 20, 1 << 20..=1 << 40),
             trusted_proxies: s
                 .parsed(
                     "QUEEN_PROXY_TRUSTED_PROXIES",
@@ -212,6 +271,7 @@ impl ProxyConfig {
                 upstream_idle: millis(&mut s, "QUEEN_PROXY_UPSTREAM_IDLE_MS", 4_000, 1),
                 keepalive: millis(&mut s, "QUEEN_PROXY_KEEPALIVE_MS", 75_000, 1_000),
                 client_read: millis(&mut s, "QUEEN_PROXY_CLIENT_READ_TIMEOUT_MS", 30_000, 1),
+                body: millis(&mut s, "QUEEN_PROXY_BODY_TIMEOUT_MS", 120_000, 1),
                 drain: millis(&mut s, "QUEEN_PROXY_SHUTDOWN_DRAIN_MS", 5_000, 0),
             },
             cache: CacheConfig {
@@ -223,6 +283,7 @@ impl ProxyConfig {
                 max_negatives: s.number("QUEEN_PROXY_NEGATIVE_MAX_ENTRIES", 10_000, 0..=10_000_000),
             },
             key_touch: millis(&mut s, "QUEEN_PROXY_KEY_TOUCH_MS", 10_000, 1_000),
+            caps: caps(&mut s),
             shared_hosts: s
                 .parsed("QUEEN_PROXY_SHARED_HOSTS", "a comma-separated list of host names", shared_hosts)
                 .unwrap_or_default(),
@@ -231,6 +292,7 @@ impl ProxyConfig {
             log: super::logging(&mut s),
             unknown_variables: Vec::new(),
         };
+        config.caps.tenant_header = config.tenant_header;
         if config.pxdb.is_none() && !config.shared_hosts.is_empty() {
             s.refuse("QUEEN_PROXY_SHARED_HOSTS: needs a control plane (PXDB_HOST)");
         }
@@ -254,6 +316,19 @@ fn bind(s: &mut Source) -> (IpAddr, u16) {
         IpAddr::from([0, 0, 0, 0])
     });
     (address, port)
+}
+
+fn admin(s: &mut Source) -> Option<SocketAddr> {
+    const OFF: &str = "off";
+    let text = s.text("QUEEN_PROXY_ADMIN_ADDR", "127.0.0.1:9711", false);
+    if text == OFF {
+        return None;
+    }
+    let address = text.parse().ok();
+    if address.is_none() {
+        s.refuse("QUEEN_PROXY_ADMIN_ADDR: must be an IP address with a port, or off");
+    }
+    address
 }
 
 fn pxdb(s: &mut Source) -> Option<PxdbConfig> {
@@ -340,7 +415,12 @@ fn auth(s: &mut Source, cookie_name: String, secure: bool) -> AuthSettings {
         workers: s.number("QUEEN_PROXY_LOGIN_WORKERS", 1, 1..=64),
         queue: s.number("QUEEN_PROXY_LOGIN_QUEUE", 64, 1..=10_000),
         attempts_per_address: s.number("QUEEN_PROXY_LOGIN_ATTEMPTS_PER_ADDRESS", 10, 1..=1_000_000),
-        failures_per_account: s.number("QUEEN_PROXY_LOGIN_FAILURES_PER_ACCOUNT", 10, 1..=1_000_000),
+        failures_per_account_and_address: s.number(
+            "QUEEN_PROXY_LOGIN_FAILURES_PER_ACCOUNT_AND_ADDRESS",
+            5,
+            1..=1_000_000,
+        ),
+        failures_per_account: s.number("QUEEN_PROXY_LOGIN_FAILURES_PER_ACCOUNT", 100, 1..=1_000_000),
         max_tracked: s.number("QUEEN_PROXY_LOGIN_MAX_TRACKED", 50_000, 1..=10_000_000),
     }
 }
@@ -359,6 +439,23 @@ fn metering(s: &mut Source) -> MeteringConfig {
 
 fn web_url(text: &str) -> Option<url::Url> {
     url::Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https"))
+}
+
+fn caps(s: &mut Source) -> CapsConfig {
+    CapsConfig {
+        reconcile_every: millis(s, "QUEEN_PROXY_RECONCILE_MS", 60_000, 100),
+        persist_every: millis(s, "QUEEN_PROXY_REGISTRY_PERSIST_MS", 1_000, 100),
+        storage_refresh: millis(s, "QUEEN_PROXY_STORAGE_REFRESH_MS", 10_000, 500),
+        settle: millis(s, "QUEEN_PROXY_QUEUE_SETTLE_MS", 120_000, 0),
+        polls: s.number("QUEEN_PROXY_RECONCILE_CONCURRENCY", 16, 1..=1_000),
+        cell_polls: s.number("QUEEN_PROXY_RECONCILE_CELL_CONCURRENCY", 4, 1..=1_000),
+        tenant_header: true,
+        cell_max_parked: s.number("QUEEN_PROXY_CELL_MAX_PARKED", 5_000, 0..=u64::MAX),
+        max_batch_items: s.number("QUEEN_PROXY_MAX_BATCH_ITEMS", 10_000, 0..=u64::MAX),
+        max_clusters: s.number("QUEEN_PROXY_CAPS_MAX_CLUSTERS", 100_000, 1..=10_000_000),
+        max_names: s.number("QUEEN_PROXY_CAPS_MAX_NAMES", 100_000, 1..=10_000_000),
+        max_pending_rows: s.number("QUEEN_PROXY_CAPS_MAX_PENDING_ROWS", 100_000, 1..=10_000_000),
+    }
 }
 
 fn shared_hosts(list: &str) -> Option<HashSet<String>> {

@@ -5,14 +5,6 @@ use super::source::{Origin, Shown, Source};
 
 const FLAGS: [(&str, bool); 2] = [("QUEEN_PROXY_AUTH_HOST", false), ("QUEEN_PROXY_AUTOPROVISION", false)];
 
-const NUMBERS: [(&str, u64); 5] = [
-    ("QUEEN_PROXY_MAX_BATCH_ITEMS", 10_000),
-    ("QUEEN_PROXY_RECONCILE_MS", 60_000),
-    ("QUEEN_PROXY_REGISTRY_PERSIST_MS", 1_000),
-    ("QUEEN_PROXY_STORAGE_REFRESH_MS", 10_000),
-    ("QUEEN_PROXY_CELL_MAX_PARKED", 5_000),
-];
-
 const TEXTS: [(&str, &str); 5] = [
     ("QUEEN_PROXY_AUTOPROVISION_TENANT", ""),
     ("QUEEN_PROXY_DEFAULT_ROLE", "viewer"),
@@ -34,9 +26,6 @@ pub(super) fn read(s: &mut Source) {
     for (name, default) in FLAGS {
         s.flag(name, default);
     }
-    for (name, default) in NUMBERS {
-        s.number(name, default, 0..=u64::MAX);
-    }
     for (name, default) in TEXTS {
         s.text(name, default, true);
     }
@@ -53,10 +42,8 @@ pub(super) fn read(s: &mut Source) {
 /// Whether a setting does nothing in this version.
 fn is_reserved(name: &str) -> bool {
     FLAGS.iter().any(|(n, _)| *n == name)
-        || NUMBERS.iter().any(|(n, _)| *n == name)
         || TEXTS.iter().any(|(n, _)| *n == name)
         || SECRETS.iter().any(|(n, _)| *n == name)
-        || name == "QUEEN_PROXY_ENFORCE"
 }
 
 /// The settings somebody made that do nothing.

@@ -2,7 +2,7 @@
 //! for a minute, is the fallback for one whose push was lost. A revocation is never taken back, so what is
 //! once known to be revoked stays so until the token has ended.
 
-use super::{cache::Backoff, store::Store};
+use super::{cache::Backoff, pins::Pins, store::Store};
 use dashmap::DashMap;
 use std::{
     sync::{
@@ -11,17 +11,21 @@ use std::{
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::{
+    sync::{Notify, Semaphore},
+    time::{Instant, sleep},
+};
 
 /// How long the table's "not revoked" is believed.
 const BELIEVED: Duration = Duration::from_secs(60);
-/// How long a pushed revocation is held: its token's end is not in the notification, and no session lives
-/// longer than this.
-const HELD_S: u64 = 30 * 24 * 3600;
-/// How long a revocation is held past its token's `exp`: longer than any leeway and difference of clocks.
-const PAST_END_S: u64 = 120;
-/// Entries of each kind. Beyond it "not revoked" is not kept, and revocations are left to the table.
+/// Entries of each kind. Beyond it "not revoked" is not kept, and the revocation that ends soonest is left
+/// to the table.
 const MAX_ENTRIES: usize = 100_000;
+/// Pushed revocations whose ends are asked for at a time.
+const LEARNED_AT_ONCE: usize = 1_000;
+/// How long pushes are collected before their ends are asked for, and the wait after a failure.
+const LEARN_AFTER: Duration = Duration::from_millis(500);
+const LEARN_AGAIN: Duration = Duration::from_secs(5);
 /// Look-ups at once, so that sessions cannot take the connections of everybody else.
 const MAX_LOOK_UPS: usize = 2;
 
@@ -42,8 +46,8 @@ pub struct DenyList(Arc<Inner>);
 
 struct Inner {
     store: Store,
-    /// Until when, in seconds of the epoch, each is to be remembered.
-    revoked: DashMap<String, u64>,
+    revoked: Pins,
+    pushed: Notify,
     /// When the table was asked for each that it did not hold.
     not_revoked: DashMap<String, Instant>,
     /// Raised when notifications may have been lost: an answer asked for before that is not kept.
@@ -56,7 +60,8 @@ impl DenyList {
     pub(super) fn new(store: Store) -> Self {
         Self(Arc::new(Inner {
             store,
-            revoked: DashMap::new(),
+            revoked: Pins::new(MAX_ENTRIES),
+            pushed: Notify::new(),
             not_revoked: DashMap::new(),
             generation: AtomicU64::new(0),
             asking: Semaphore::new(MAX_LOOK_UPS),
@@ -64,9 +69,48 @@ impl DenyList {
         }))
     }
 
-    /// Takes note of a revocation, from the notification or from our own logout.
+    /// Takes note of a revocation that was announced. When its token ends is not in the notification, and is
+    /// asked for later.
     pub fn push(&self, jti: &str) {
-        self.0.revoke(jti, now_s() + HELD_S);
+        self.0.revoked.add_unknown(jti, now_s());
+        self.0.not_revoked.remove(jti);
+        self.0.pushed.notify_one();
+    }
+
+    /// Takes note of the revocation of a token that ends at `expires`, in seconds of the epoch.
+    pub fn pin(&self, jti: &str, expires: u64) {
+        self.0.revoke(jti, expires);
+    }
+
+    /// Asks when pushed revocations end, so that they are not held for longer; for as long as the process
+    /// lives.
+    pub async fn learn_ends(self) {
+        loop {
+            self.0.pushed.notified().await;
+            sleep(LEARN_AFTER).await;
+            loop {
+                let unknown = self.0.revoked.unknown(LEARNED_AT_ONCE);
+                if unknown.is_empty() {
+                    break;
+                }
+                match self.0.store.ends_of_revoked(&unknown).await {
+                    Ok(ends) => {
+                        tracing::debug!(asked = unknown.len(), known = ends.len(), "ends of revocations");
+                        for (jti, expires) in &ends {
+                            self.0.revoked.add(jti, *expires);
+                        }
+                        // Those that the table does not hold stay as they are.
+                        for jti in &unknown {
+                            self.0.revoked.leave(jti);
+                        }
+                    }
+                    Err(error) => {
+                        tracing::debug!(%error, "the ends of revocations are not known");
+                        sleep(LEARN_AGAIN).await;
+                    }
+                }
+            }
+        }
     }
 
     /// Forgets the table's "not revoked": notifications may have been lost.
@@ -77,8 +121,7 @@ impl DenyList {
 
     /// Lets go of what is too old to serve.
     pub fn sweep(&self) {
-        let now = now_s();
-        self.0.revoked.retain(|_, until| *until > now);
+        self.0.revoked.sweep(now_s());
         self.0.not_revoked.retain(|_, asked| asked.elapsed() < BELIEVED);
     }
 
@@ -107,7 +150,7 @@ impl DenyList {
         match self.0.store.is_revoked(jti).await {
             Ok(true) => {
                 self.0.silence.end();
-                self.0.revoke(jti, expires.saturating_add(PAST_END_S));
+                self.0.revoke(jti, expires);
                 Revocation::Revoked
             }
             Ok(false) => {
@@ -126,16 +169,14 @@ impl DenyList {
 }
 
 impl Inner {
-    fn revoke(&self, jti: &str, until: u64) {
-        if self.revoked.len() < MAX_ENTRIES {
-            self.revoked.insert(jti.to_owned(), until);
-        }
+    fn revoke(&self, jti: &str, expires: u64) {
+        self.revoked.add(jti, expires);
         self.not_revoked.remove(jti);
     }
 
     /// What needs no asking; "not revoked" only when the table was asked after `since`.
     fn known(&self, jti: &str, since: Option<Instant>) -> Option<Revocation> {
-        if self.revoked.contains_key(jti) {
+        if self.revoked.contains(jti) {
             return Some(Revocation::Revoked);
         }
         let asked = *self.not_revoked.get(jti)?;
@@ -149,7 +190,7 @@ impl Inner {
         if self.not_revoked.len() < MAX_ENTRIES {
             self.not_revoked.insert(jti.to_owned(), asked);
         }
-        if self.revoked.contains_key(jti) {
+        if self.revoked.contains(jti) {
             self.not_revoked.remove(jti);
             return Revocation::Revoked;
         }

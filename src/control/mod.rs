@@ -4,6 +4,9 @@ pub mod cache;
 mod deny_list;
 pub mod listener;
 pub mod migrate;
+mod pins;
+pub mod queues;
+mod revoking;
 pub mod snapshot;
 pub mod store;
 mod versions;
@@ -22,6 +25,8 @@ use crate::{
 use cache::{Cache, Cached, Key, Loaded};
 use dashmap::DashSet;
 pub use deny_list::{DenyList, Revocation, now_s};
+pub use revoking::NotRevoked;
+use revoking::Revoking;
 use snapshot::ClusterRow;
 use std::{
     sync::{
@@ -31,11 +36,7 @@ use std::{
     time::Duration,
 };
 use store::{Login, Maintained, Recorded, Store, StoreError};
-use tokio::{
-    runtime::Handle,
-    sync::{Semaphore, oneshot},
-    time::{interval, sleep},
-};
+use tokio::{runtime::Handle, time::interval};
 use uuid::Uuid;
 
 /// The sha256 of a whole key.
@@ -44,10 +45,6 @@ pub type KeyDigest = [u8; 32];
 /// How long what is known of a user counts.
 const USER_TTL: Duration = Duration::from_secs(5);
 const SWEEP: Duration = Duration::from_secs(30);
-/// Revocations at once that wait for a database that does not take them.
-const MAX_REVOKING: usize = 1_000;
-const REVOKE_AGAIN: Duration = Duration::from_secs(1);
-const REVOKE_AGAIN_MAX: Duration = Duration::from_secs(30);
 
 impl Cached for Cluster {
     fn cluster(&self) -> ClusterId {
@@ -102,7 +99,7 @@ pub struct ControlPlane {
     store: Store,
     listening: Arc<AtomicBool>,
     runtime: Handle,
-    revoking: Arc<Semaphore>,
+    revoking: Revoking,
 }
 
 /// What all caches have in common.
@@ -174,10 +171,10 @@ impl ControlPlane {
             }),
             deny_list: DenyList::new(store.clone()),
             used,
-            store,
             listening: Arc::default(),
             runtime: Handle::current(),
-            revoking: Arc::new(Semaphore::new(MAX_REVOKING)),
+            revoking: Revoking::start(store.clone()),
+            store,
         }
     }
 
@@ -227,37 +224,10 @@ impl ControlPlane {
     }
 
     /// Revokes a token: here at once, in the table now or as soon as the database takes it, and from there
-    /// on every proxy. Returns after the first try.
-    pub async fn revoke(&self, jti: String, expires: u64, user: UserId) {
-        self.deny_list.push(&jti);
-        let Ok(permit) = Arc::clone(&self.revoking).try_acquire_owned() else {
-            tracing::error!("a session was revoked on this proxy only: too many revocations wait");
-            return;
-        };
-        let store = self.store.clone();
-        let (tried, first_try) = oneshot::channel::<()>();
-        self.runtime.spawn(async move {
-            let _permit = permit;
-            let mut tried = Some(tried);
-            let mut pause = REVOKE_AGAIN;
-            loop {
-                let done = store.revoke_session(&jti, expires, user).await;
-                drop(tried.take());
-                match done {
-                    Err(error) if error.is_silence() && now_s() <= expires => {
-                        tracing::warn!(%error, retry_in = ?pause, "a revocation is not in the table yet");
-                    }
-                    Err(error) => {
-                        tracing::error!(%error, "a session was revoked on this proxy only");
-                        return;
-                    }
-                    Ok(()) => return,
-                }
-                sleep(pause).await;
-                pause = (pause * 2).min(REVOKE_AGAIN_MAX);
-            }
-        });
-        let _ = first_try.await;
+    /// on every proxy. Returns after the first try; an error says that it is revoked here only.
+    pub async fn revoke(&self, jti: String, expires: u64, user: UserId) -> Result<(), NotRevoked> {
+        self.deny_list.pin(&jti, expires);
+        self.revoking.write(self.store.clone(), &self.runtime, jti, expires, user).await
     }
 
     /// Adds a batch of usage. Call it on the runtime of the control plane, as the two after it.
@@ -283,6 +253,11 @@ impl ControlPlane {
     {
         let query = self.runtime.spawn(query(self.store.clone()));
         query.await.unwrap_or(Err(StoreError::Malformed("a query panicked")))
+    }
+
+    /// The queries themselves, for work that no request waits for.
+    pub fn store(&self) -> &Store {
+        &self.store
     }
 
     /// Whether changes are heard of at once; otherwise they are found when entries expire.

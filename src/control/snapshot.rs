@@ -11,7 +11,7 @@ use crate::domain::{
     slug::Slug,
     status::Restriction,
 };
-use http::{HeaderValue, Uri};
+use http::{HeaderValue, Uri, uri::Authority};
 use serde_json::Value;
 use sqlx::{Row, postgres::PgRow};
 use std::{
@@ -86,15 +86,7 @@ impl ClusterRow {
     /// Builds the snapshot. A cell whose name does not resolve keeps its cluster known, with no
     /// address to forward to; so does one whose URL is not plain `http://`.
     pub async fn into_cluster(self) -> Result<Cluster, StoreError> {
-        let bearer = match &self.cell_secret {
-            None => None,
-            Some(secret) => {
-                let mut value = HeaderValue::try_from(format!("Bearer {}", secret.expose()))
-                    .map_err(|_| StoreError::Malformed("a cell's secret is not fit for a header"))?;
-                value.set_sensitive(true);
-                Some(value)
-            }
-        };
+        let bearer = self.cell_secret.as_ref().map(bearer).transpose()?;
         let tenant_header = HeaderValue::try_from(self.broker_tenant.to_string())
             .map_err(|_| StoreError::Malformed("a broker tenant is not fit for a header"))?;
         let (host, path_prefix, addresses) = locate(&self.base_url).await.unwrap_or_else(|| {
@@ -115,15 +107,28 @@ impl ClusterRow {
     }
 }
 
-/// `Host`, path prefix and addresses of a base URL; `None` for what is not plain `http://host`.
-async fn locate(base_url: &str) -> Option<(HeaderValue, Box<str>, Vec<SocketAddr>)> {
+/// `Authorization` with a cell's secret, marked sensitive.
+pub(super) fn bearer(secret: &Secret) -> Result<HeaderValue, StoreError> {
+    let mut value = HeaderValue::try_from(format!("Bearer {}", secret.expose()))
+        .map_err(|_| StoreError::Malformed("a cell's secret is not fit for a header"))?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// Authority and path prefix of a base URL; `None` for what is not plain `http://host`.
+pub(super) fn split(base_url: &str) -> Option<(Authority, Box<str>)> {
     let uri: Uri = base_url.trim().parse().ok()?;
     let authority = uri.authority().filter(|a| !a.as_str().contains('@'))?;
     if uri.scheme_str() != Some("http") || uri.query().is_some() {
         return None;
     }
+    Some((authority.clone(), uri.path().trim_end_matches('/').into()))
+}
+
+/// `Host`, path prefix and addresses of a base URL that [`split`] takes.
+async fn locate(base_url: &str) -> Option<(HeaderValue, Box<str>, Vec<SocketAddr>)> {
+    let (authority, prefix) = split(base_url)?;
     let host = HeaderValue::try_from(authority.as_str()).ok()?;
-    let prefix = uri.path().trim_end_matches('/').into();
     let name = authority.host().trim_start_matches('[').trim_end_matches(']');
     let port = authority.port_u16().unwrap_or(80);
     let addresses = match name.parse::<IpAddr>() {

@@ -42,6 +42,11 @@ impl StoreError {
             Self::Malformed(_) => false,
         }
     }
+
+    /// Whether the database refused a value or a row of the statement, which others may not share.
+    pub fn is_about_values(&self) -> bool {
+        matches!(self, Self::Failed(cause) if cause.values)
+    }
 }
 
 /// What is safe to log of a driver's error: an SQLSTATE, or the kind. Its own text may quote values.
@@ -49,6 +54,7 @@ impl StoreError {
 pub struct Cause {
     text: String,
     silence: bool,
+    values: bool,
 }
 
 impl fmt::Display for Cause {
@@ -59,9 +65,12 @@ impl fmt::Display for Cause {
 
 impl From<sqlx::Error> for StoreError {
     fn from(error: sqlx::Error) -> Self {
+        let mut values = false;
         let (text, silence) = match &error {
             sqlx::Error::Database(database) => {
                 let state = database.code().unwrap_or_default();
+                // Data exceptions and broken constraints.
+                values = ["22", "23"].iter().any(|class| state.starts_with(class));
                 // Connections, resources, intervention (also a cancelled statement), system.
                 let silence = ["08", "53", "57", "58"].iter().any(|class| state.starts_with(class));
                 let words = match &*state {
@@ -81,7 +90,7 @@ impl From<sqlx::Error> for StoreError {
             sqlx::Error::Protocol(_) => ("protocol".to_owned(), true),
             _ => ("driver".to_owned(), true),
         };
-        Self::Failed(Cause { text, silence })
+        Self::Failed(Cause { text, silence, values })
     }
 }
 
@@ -288,6 +297,26 @@ impl Store {
         .await
     }
 
+    /// When the tokens with these ids end that are on the deny-list, in seconds of the epoch.
+    pub async fn ends_of_revoked(&self, jtis: &[String]) -> Result<Vec<(String, u64)>, StoreError> {
+        let rows = self
+            .ask(async |connection| {
+                sqlx::query(include_str!("sql/ends_of_revoked.sql"))
+                    .bind(jtis)
+                    .fetch_all(&mut **connection)
+                    .await
+            })
+            .await?;
+        let end = |row: PgRow| {
+            let expires: f64 = row.try_get("expires")?;
+            // Infinity and what lies before the epoch come out as the nearest there is.
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            let expires = expires.ceil() as u64;
+            Ok((row.try_get("jti")?, expires))
+        };
+        rows.into_iter().map(end).collect()
+    }
+
     /// The unrevoked key with this digest.
     pub async fn key(&self, digest: &[u8; 32]) -> Result<Option<ApiKey>, StoreError> {
         let row = self
@@ -385,7 +414,7 @@ impl Store {
 
     /// Runs one statement. A connection that did not answer in time is closed, not given back: it
     /// may hang for as long as the network keeps it.
-    async fn ask<T>(
+    pub(super) async fn ask<T>(
         &self,
         statement: impl AsyncFnOnce(&mut PoolConnection<Postgres>) -> Result<T, sqlx::Error>,
     ) -> Result<T, StoreError> {

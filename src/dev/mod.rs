@@ -37,6 +37,8 @@ pub struct DevOptions {
     pub port: u16,
     /// The cell's port.
     pub cell_port: u16,
+    /// The admin listener's port.
+    pub admin_port: u16,
 }
 
 /// Why `dev` does not run; each is one line for a person.
@@ -52,8 +54,8 @@ pub enum DevError {
         /// How to choose another.
         flag: &'static str,
     },
-    /// Both ports are the same.
-    #[error("--port and --cell-port are the same")]
+    /// Two ports are the same.
+    #[error("of --port, --cell-port and --admin-port two are the same")]
     SamePort,
     /// Somebody else runs on the folder.
     #[error("another dev uses {path}; stop it, or choose another folder with --data")]
@@ -115,12 +117,15 @@ const CELL_DB: &str = "queen_cell";
 /// Runs everything until Ctrl-C. Blocks.
 pub fn run(options: &DevOptions) -> Result<(), DevError> {
     say("queen-proxy dev: starting");
-    if options.port == options.cell_port {
+    let DevOptions { port, cell_port, admin_port, .. } = *options;
+    if port == cell_port || port == admin_port || cell_port == admin_port {
         return Err(DevError::SamePort);
     }
-    for (port, what, flag) in
-        [(options.port, "the proxy", "--port"), (options.cell_port, "the cell", "--cell-port")]
-    {
+    for (port, what, flag) in [
+        (port, "the proxy", "--port"),
+        (cell_port, "the cell", "--cell-port"),
+        (admin_port, "the admin listener", "--admin-port"),
+    ] {
         TcpListener::bind(("127.0.0.1", port)).map_err(|_| DevError::PortInUse { port, what, flag })?;
     }
     let folder = data_folder(options)?;
@@ -274,6 +279,9 @@ fn start_cell(
         kv_max_value_bytes: 65_536,
         kv_max_ops_per_call: 256,
         kv_max_keys_per_call: 1_024,
+        shed_after: 5,
+        ladder: cell::LadderSettings::default(),
+        sweeper: cell::SweeperSettings::default(),
         log: LogSettings::default(),
     };
     let (stop, stopped) = oneshot::channel();
@@ -303,6 +311,7 @@ fn proxy_config(options: &DevOptions, folder: &Path, server: &Server) -> Result<
     let mut environment = vec![
         ("QUEEN_PROXY_BIND_ADDR", "127.0.0.1".to_owned()),
         ("QUEEN_PROXY_PORT", options.port.to_string()),
+        ("QUEEN_PROXY_ADMIN_ADDR", format!("127.0.0.1:{}", options.admin_port)),
         ("PXDB_HOST", server.host.clone()),
         ("PXDB_PORT", server.port.to_string()),
         ("PXDB_USER", server.user.clone()),

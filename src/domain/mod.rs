@@ -7,5 +7,6 @@ pub mod limits;
 pub mod lookup;
 pub mod scopes;
 pub mod secret;
+pub mod session;
 pub mod slug;
 pub mod status;

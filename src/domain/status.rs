@@ -48,6 +48,17 @@ impl Restriction {
     }
 }
 
+/// Why pushes are blocked, in the order in which a reason is named.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PushBlock {
+    /// The cluster keeps as much as its plan allows.
+    Storage,
+    /// The month's messages are used up.
+    Monthly,
+    /// The lifecycle of tenant or cluster.
+    Lifecycle,
+}
+
 #[cfg(test)]
 mod tests {
     use super::Restriction::{self, Deleting, None, PushBlocked, Suspended};

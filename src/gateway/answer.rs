@@ -1,14 +1,21 @@
 //! Writing our own answers, so that the client's connection can go on where that is safe.
 
-use super::refusal::Refusal;
+use super::{
+    caps::{Denied, RateHeaders},
+    refusal::Refusal,
+};
 use crate::{domain::ids::RequestId, portal::Reply};
 use http::{
-    HeaderValue,
+    HeaderName, HeaderValue,
     header::{ALLOW, RETRY_AFTER},
 };
 use pingora::{Result, http::ResponseHeader, prelude::Session};
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
+
+/// Headers of draft-ietf-httpapi-ratelimit-headers.
+pub(super) const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+pub(super) const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
 /// A refused body is read to its end only within these, so that the next request on the
 /// connection starts where it should; beyond them the connection ends.
@@ -42,14 +49,31 @@ pub(super) async fn write(session: &mut Session, id: RequestId, reply: Reply) ->
     Ok(())
 }
 
+/// Writes the refusal of a request on which rates apply.
+pub(super) async fn deny(session: &mut Session, id: RequestId, denied: Denied) -> Result<()> {
+    refuse_with(session, id, denied.refusal, denied.rate).await
+}
+
 /// Writes a refusal.
 pub(super) async fn refuse(session: &mut Session, id: RequestId, refusal: Refusal) -> Result<()> {
+    refuse_with(session, id, refusal, None).await
+}
+
+async fn refuse_with(
+    session: &mut Session,
+    id: RequestId,
+    refusal: Refusal,
+    rate: Option<Box<RateHeaders>>,
+) -> Result<()> {
     let wire = refusal.wire();
     if refusal.ends_connection() {
         session.set_keepalive(None);
     }
     let mut reply = Reply { status: wire.status, ..Reply::document(wire.body()) };
     reply.headers.extend(wire.retry_after.map(|seconds| (RETRY_AFTER, HeaderValue::from(seconds))));
+    if let Some(rate) = rate {
+        reply.headers.extend([(RATE_LIMIT_POLICY, rate.policy), (RATE_LIMIT, rate.limit)]);
+    }
     write(session, id, reply).await
 }
 

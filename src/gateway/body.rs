@@ -1,139 +1,319 @@
 //! Bodies that must be inspected: complete before a byte of them goes upstream, and then exactly
 //! the bytes that came (D22).
 //!
-//! The body is collected in Pingora's own body filter, which is the one way that works for every
-//! framing and size: reading it earlier hangs beyond 64 KiB for chunked and HTTP/2 bodies.
+//! A body whose length is told is read before the cell is even chosen ([`read`]): Pingora then replays its
+//! last 64 KiB, in whose place the whole goes. Others are collected in Pingora's own body filter
+//! ([`Collector`]): reading them earlier hangs beyond 64 KiB (ways B and C of `notes/pingora.md`).
 
 use super::refusal::Refusal;
-use crate::policy::batch::{Batch, cycle_pushes};
+use crate::{
+    domain::status::PushBlock,
+    limits::{
+        Request,
+        buffer::Reservation,
+        decision::{Decision, Limit, Mode},
+    },
+    policy::{
+        batch::{Batch, cycle_pushes},
+        inspect::{self, Destination, Heaviest, Messages, Pairs, Retention, Unreadable},
+    },
+};
 use bytes::{Bytes, BytesMut};
+use pingora::prelude::Session;
+use std::time::Duration;
+use tokio::time::timeout;
 
-/// What a body has to pass on a cluster that is push-blocked or whose plan lacks the feature.
+/// What Pingora replays of a body that was read before a peer was chosen.
+const REPLAYED: usize = 64 << 10;
+
+/// A body that is read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Inspection {
     pub subject: Subject,
-    /// Largest body, in bytes.
-    pub ceiling: usize,
+    /// Its length, when the client told it.
+    pub length: Option<usize>,
 }
 
 /// What kind of body it is.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Subject {
-    /// Operations on KV or timers.
+    /// `/api/v1/push`
+    Push,
+    /// `/api/v1/transaction`
+    Transaction,
+    /// `/api/v1/configure`
+    Configure,
+    /// `/api/v1/dlq/:id/replay`
+    Replay,
+    /// `/api/v1/ephemeral/push`
+    EphemeralPush,
+    /// One cycle of a stream.
+    Cycle {
+        /// Why it may not push.
+        block: Option<PushBlock>,
+    },
+    /// Operations on KV or timers, on a cluster that is push-blocked or whose plan lacks the feature.
     Batch {
         /// The plan lacks the feature: only facade bookkeeping may pass.
         feature_gated: bool,
         /// The caller may consume, so that facade bookkeeping counts as that.
         facade_may_pass: bool,
+        /// Why it may not grow.
+        block: Option<PushBlock>,
     },
-    /// One cycle of a stream, on a push-blocked cluster.
-    Cycle,
 }
 
-impl Inspection {
-    /// Judges a whole body. What cannot be read is refused: the cell might read it in another way.
-    fn judge(self, body: &[u8]) -> Result<(), Refusal> {
-        let growing = match self.subject {
-            Subject::Cycle => cycle_pushes(body).ok_or(Refusal::UnreadableBody)?,
-            Subject::Batch { feature_gated, facade_may_pass } => {
-                let batch = Batch::read(body).ok_or(Refusal::UnreadableBody)?;
-                if batch.facade_bookkeeping && facade_may_pass {
-                    return Ok(());
-                }
-                if feature_gated {
-                    return Err(Refusal::FeatureGated);
-                }
-                batch.growing
-            }
-        };
-        if growing { Err(Refusal::PushBlocked) } else { Ok(()) }
+/// What a body asks of the caps.
+#[derive(Default)]
+pub(super) struct Facts<'b> {
+    messages: u64,
+    is_batch: bool,
+    heaviest: Option<Heaviest>,
+    payload_bytes: u64,
+    pairs: Option<Pairs<'b>>,
+    retention: Vec<Retention>,
+    /// What its list of messages is called.
+    list: &'static str,
+}
+
+impl<'b> Facts<'b> {
+    fn of(messages: Messages<'b>, list: &'static str) -> Self {
+        Self {
+            messages: messages.count,
+            heaviest: messages.heaviest,
+            payload_bytes: messages.payload_bytes,
+            pairs: Some(messages.pairs),
+            list,
+            ..Self::default()
+        }
+    }
+
+    /// The same as the limiter asks for it.
+    pub fn request<'r>(&'r self, parks_at: Option<&'r str>) -> Request<'r> {
+        Request {
+            messages: self.messages,
+            is_batch: self.is_batch,
+            heaviest: self.heaviest,
+            payload_bytes: self.payload_bytes,
+            pairs: self.pairs.as_ref(),
+            retention: &self.retention,
+            parks_at,
+        }
+    }
+
+    /// What a denial's index counts in: the list of messages, or the option.
+    pub fn denied_part(&self, decision: &Decision) -> &'static str {
+        let option = decision.outcome(Limit::Retention).filter(|outcome| outcome.denied);
+        match option.and_then(|outcome| self.retention.get(outcome.index?)) {
+            Some(retention) => retention.option,
+            None => self.list,
+        }
     }
 }
 
-/// A body on its way in.
+impl Subject {
+    /// Reads a whole body. Where a block or a gate stands in the way, what cannot be read is refused: the
+    /// cell might read it in another way. What is no JSON at all otherwise goes on for the cell's own answer.
+    pub fn read(self, body: &[u8], max_pairs: usize, mode: Mode) -> Result<Facts<'_>, Refusal> {
+        let facts = match self {
+            Self::Push => inspect::push(body, max_pairs)
+                .map(|messages| Facts { is_batch: true, ..Facts::of(messages, "items") }),
+            Self::Transaction => inspect::transaction(body, max_pairs)
+                .map(|messages| Facts { is_batch: true, ..Facts::of(messages, "operations") }),
+            Self::Configure => inspect::configure(body).map(|configure| Facts {
+                pairs: Some(configure.pairs),
+                retention: configure.retention,
+                ..Facts::default()
+            }),
+            Self::Replay => match inspect::replay(body) {
+                Ok(Destination::Half { missing }) if mode == Mode::Enforce => {
+                    return Err(Refusal::HalfDestination(missing));
+                }
+                Ok(Destination::Named(pairs)) => Ok(Facts { pairs: Some(pairs), ..Facts::default() }),
+                Ok(_) => Ok(Facts::default()),
+                Err(unreadable) => Err(unreadable),
+            },
+            Self::EphemeralPush => {
+                inspect::ephemeral_push(body).map(|messages| Facts { messages, ..Facts::default() })
+            }
+            Self::Cycle { block } => {
+                if let Some(block) = block
+                    && cycle_pushes(body).ok_or(Refusal::UnreadableBody)?
+                {
+                    return Err(Refusal::PushBlocked(block));
+                }
+                inspect::cycle(body, max_pairs).map(|messages| Facts::of(messages, "push_items"))
+            }
+            Self::Batch { feature_gated, facade_may_pass, block } => {
+                let batch = Batch::read(body).ok_or(Refusal::UnreadableBody)?;
+                let is_bookkeeping = batch.facade_bookkeeping && facade_may_pass;
+                match block {
+                    _ if is_bookkeeping => {}
+                    _ if feature_gated => return Err(Refusal::FeatureGated),
+                    Some(block) if batch.growing => return Err(Refusal::PushBlocked(block)),
+                    _ => {}
+                }
+                Ok(Facts::default())
+            }
+        };
+        match facts {
+            Ok(facts) => Ok(facts),
+            Err(Unreadable::NotJson) => Ok(Facts::default()),
+            Err(Unreadable::Binary) => Err(Refusal::BinaryBody),
+        }
+    }
+}
+
+/// Reads a body whose length is told, while its memory is reserved. Afterwards Pingora holds its last part
+/// for replay.
+pub(super) async fn read(
+    session: &mut Session,
+    length: usize,
+    limit: Duration,
+    memory: &mut Reservation,
+) -> Result<Bytes, Refusal> {
+    let reading = async {
+        let downstream = session.as_downstream_mut();
+        if downstream.req_header().headers.contains_key("expect") {
+            downstream.write_continue_response().await.map_err(|_| Refusal::ClientStalled)?;
+        }
+        let mut body = BytesMut::new();
+        loop {
+            if length - body.len() <= REPLAYED {
+                downstream.enable_retry_buffering();
+            }
+            match downstream.read_request_body().await {
+                Ok(Some(piece)) if body.len() + piece.len() <= length => {
+                    if !memory.grow(piece.len() as u64) {
+                        return Err(Refusal::NoMemory);
+                    }
+                    body.extend_from_slice(&piece);
+                }
+                Ok(None) if downstream.retry_buffer_truncated() => return Err(Refusal::Internal),
+                Ok(None) => return Ok(body.freeze()),
+                Ok(Some(_)) => return Err(Refusal::Internal),
+                Err(_) => return Err(Refusal::ClientStalled),
+            }
+        }
+    };
+    timeout(limit, reading).await.unwrap_or(Err(Refusal::ClientStalled))
+}
+
+/// A body of unknown length on its way in.
 pub(super) struct Collector {
-    inspection: Inspection,
+    pub subject: Subject,
+    ceiling: usize,
+    memory: Reservation,
     collected: BytesMut,
 }
 
 impl Collector {
-    pub fn new(inspection: Inspection) -> Self {
-        Self { inspection, collected: BytesMut::new() }
+    pub fn new(subject: Subject, ceiling: usize, memory: Reservation) -> Self {
+        Self { subject, ceiling, memory, collected: BytesMut::new() }
     }
 
-    /// Takes the next piece and leaves in its place what may go upstream now: nothing until the
-    /// end, then everything.
-    pub fn take(&mut self, piece: &mut Option<Bytes>, end: bool) -> Result<(), Refusal> {
+    /// Takes the next piece and leaves in its place what may go upstream now: nothing. The whole, once
+    /// it is there.
+    pub fn take(&mut self, piece: &mut Option<Bytes>, end: bool) -> Result<Option<Bytes>, Refusal> {
         if let Some(bytes) = piece.take() {
-            if self.collected.len() + bytes.len() > self.inspection.ceiling {
+            if self.collected.len() + bytes.len() > self.ceiling {
                 return Err(Refusal::BodyTooLarge);
+            }
+            if !self.memory.grow(bytes.len() as u64) {
+                return Err(Refusal::NoMemory);
             }
             self.collected.extend_from_slice(&bytes);
         }
-        if end {
-            self.inspection.judge(&self.collected)?;
-            *piece = Some(self.collected.split().freeze());
-        } else {
-            // Not `None`: that would end the upstream body.
-            *piece = Some(Bytes::new());
-        }
-        Ok(())
+        // Not `None`: that would end the upstream body.
+        *piece = Some(Bytes::new());
+        Ok(end.then(|| self.collected.split().freeze()))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Collector, Inspection, Subject};
-    use crate::gateway::refusal::Refusal;
+    use super::{Collector, Subject};
+    use crate::{
+        domain::{ids::ClusterId, status::PushBlock},
+        gateway::refusal::Refusal,
+        limits::{
+            ClusterLimits,
+            buffer::{Budget, Reservation},
+            decision::Mode,
+        },
+    };
     use bytes::Bytes;
+    use std::sync::Arc;
+    use uuid::Uuid;
 
-    fn run(inspection: Inspection, pieces: &[&[u8]]) -> Result<Vec<u8>, Refusal> {
-        let mut collector = Collector::new(inspection);
-        let mut out = Vec::new();
+    fn collector(budget: u64) -> Collector {
+        let counters = Arc::new(ClusterLimits::new(ClusterId(Uuid::nil())));
+        let memory = Reservation::new(&Arc::new(Budget::new(budget, 1)), &counters);
+        Collector::new(Subject::Push, 100, memory)
+    }
+
+    fn run(mut collector: Collector, pieces: &[&[u8]]) -> Result<Vec<u8>, Refusal> {
         for (at, bytes) in pieces.iter().enumerate() {
             let mut piece = Some(Bytes::copy_from_slice(bytes));
-            let end = at + 1 == pieces.len();
-            collector.take(&mut piece, end)?;
-            let passed = piece.unwrap();
-            assert!(end || passed.is_empty(), "nothing goes before the end");
-            out.extend_from_slice(&passed);
+            let whole = collector.take(&mut piece, at + 1 == pieces.len())?;
+            assert!(piece.unwrap().is_empty(), "nothing goes before it is judged");
+            if let Some(whole) = whole {
+                return Ok(whole.to_vec());
+            }
         }
-        Ok(out)
+        panic!("no end")
     }
-
-    const fn batch(feature_gated: bool, facade_may_pass: bool) -> Inspection {
-        Inspection { subject: Subject::Batch { feature_gated, facade_may_pass }, ceiling: 100 }
-    }
-
-    const BLOCKED: Inspection = batch(false, true);
-    const GATED: Inspection = batch(true, true);
-    const CYCLE: Inspection = Inspection { subject: Subject::Cycle, ceiling: 100 };
 
     #[test]
-    fn what_passes_goes_out_as_it_came() {
+    fn a_body_comes_out_as_it_went_in_or_is_too_large() {
         let read = br#"[{"op":"get","ns":"a","key":"b"}]"#;
         for split in 0..=read.len() {
             let (first, rest) = read.split_at(split);
-            assert_eq!(run(BLOCKED, &[first, rest]).unwrap(), read);
+            assert_eq!(run(collector(1_000), &[first, rest]).unwrap(), read);
         }
+        let fits = [b' '; 98];
+        assert!(run(collector(1_000), &[b"[]", &fits]).is_ok());
+        assert_eq!(run(collector(1_000), &[b"[]", &[b' '; 99]]), Err(Refusal::BodyTooLarge));
+        assert_eq!(run(collector(50), &[&fits]), Err(Refusal::NoMemory));
+    }
+
+    const BLOCK: Option<PushBlock> = Some(PushBlock::Lifecycle);
+
+    fn outcome(subject: Subject, body: &[u8]) -> Result<(), Refusal> {
+        subject.read(body, 10, Mode::Enforce).map(|_| ())
     }
 
     #[test]
-    fn refusals() {
+    fn blocks_and_gates() {
+        let batch =
+            |feature_gated, facade_may_pass, block| Subject::Batch { feature_gated, facade_may_pass, block };
+        let (blocked, gated) = (batch(false, true, BLOCK), batch(true, true, None));
         let put: &[u8] = br#"[{"op":"put","ns":"a","key":"b"}]"#;
         let facade: &[u8] = br#"[{"op":"put","ns":"queen-kafka","key":"qk:g"}]"#;
-        let produce_only = batch(false, false);
-        assert_eq!(run(BLOCKED, &[put]), Err(Refusal::PushBlocked));
-        assert_eq!(run(GATED, &[br#"[{"op":"get"}]"#]), Err(Refusal::FeatureGated));
-        assert_eq!(run(BLOCKED, &[b"{"]), Err(Refusal::UnreadableBody));
-        assert!(run(BLOCKED, &[facade]).is_ok());
-        assert!(run(GATED, &[facade]).is_ok());
-        assert_eq!(run(produce_only, &[facade]), Err(Refusal::PushBlocked));
-        assert_eq!(run(CYCLE, &[br#"{"push_items":[1]}"#]), Err(Refusal::PushBlocked));
-        assert!(run(CYCLE, &[br#"{"push_items":[]}"#]).is_ok());
-        assert_eq!(run(CYCLE, &[b"["]), Err(Refusal::UnreadableBody));
-        let fits = [b' '; 98];
-        assert!(run(BLOCKED, &[b"[]", &fits]).is_ok());
-        assert_eq!(run(BLOCKED, &[b"[]", &[b' '; 99]]), Err(Refusal::BodyTooLarge));
+        let refused = Err(Refusal::PushBlocked(PushBlock::Lifecycle));
+        assert_eq!(outcome(blocked, put), refused);
+        assert!(outcome(blocked, br#"[{"op":"get"}]"#).is_ok());
+        assert_eq!(outcome(gated, br#"[{"op":"get"}]"#), Err(Refusal::FeatureGated));
+        assert_eq!(outcome(blocked, b"{"), Err(Refusal::UnreadableBody));
+        assert!(outcome(blocked, facade).is_ok());
+        assert!(outcome(gated, facade).is_ok());
+        assert_eq!(outcome(batch(false, false, BLOCK), facade), refused);
+        let cycle = Subject::Cycle { block: BLOCK };
+        assert_eq!(outcome(cycle, br#"{"push_items":[1]}"#), refused);
+        assert!(outcome(cycle, br#"{"push_items":[]}"#).is_ok());
+        assert_eq!(outcome(cycle, b"["), Err(Refusal::UnreadableBody));
+        assert!(outcome(Subject::Cycle { block: None }, b"[").is_ok(), "the cell says what is wrong");
+    }
+
+    #[test]
+    fn what_is_no_json_goes_on_and_what_only_some_cells_read_does_not() {
+        for subject in [Subject::Push, Subject::Transaction, Subject::Configure, Subject::EphemeralPush] {
+            assert!(outcome(subject, b"{\"items\":").is_ok(), "{subject:?}");
+            assert!(outcome(subject, b"").is_ok(), "{subject:?}");
+            assert_eq!(outcome(subject, b"QPB1\0"), Err(Refusal::BinaryBody), "{subject:?}");
+        }
+        assert_eq!(outcome(Subject::Replay, br#"{"queue":"q"}"#), Err(Refusal::HalfDestination("partition")));
+        assert!(Subject::Replay.read(br#"{"queue":"q"}"#, 10, Mode::Shadow).is_ok());
+        assert!(outcome(Subject::Replay, b" ").is_ok());
     }
 }

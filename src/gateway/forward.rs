@@ -7,6 +7,7 @@ use crate::{
         cluster::{Cluster, Principal},
         ids::RequestId,
     },
+    limits::ClusterLimits,
     policy::route,
 };
 use http::{
@@ -28,6 +29,10 @@ pub(super) struct Forward {
     /// On whose behalf, for the log.
     pub principal: Principal,
     pub budget: Duration,
+    /// What counts against the caps.
+    pub counters: Arc<ClusterLimits>,
+    /// A pop that waits at the cell for messages.
+    pub parks: bool,
 }
 
 /// How long the cell has for its response headers: what a long poll asked for, up to the cap, plus
@@ -80,22 +85,17 @@ impl ClientSide<'_> {
             return Some(peer);
         }
         let lines = headers.get_all("x-forwarded-for").iter().rev();
-        let chain = lines.flat_map(|line| line.to_str().unwrap_or_default().rsplit(','));
+        // By bytes: what is at the far end of the chain may be anything.
+        let chain = lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b','));
         let mut nearest = peer;
         for entry in chain {
-            let Ok(address) = entry.trim().parse() else { break };
+            let Some(address) = forwarded_address(entry) else { break };
             nearest = unmapped(address);
             if !self.trusts(nearest) {
                 break;
             }
         }
         Some(nearest)
-    }
-
-    /// Whether the client came by https, as far as a proxy we trust says so.
-    pub fn is_https(&self, headers: &HeaderMap) -> bool {
-        let proto = headers.get("x-forwarded-proto");
-        self.is_trusted() && proto.is_some_and(|proto| proto.as_bytes().eq_ignore_ascii_case(b"https"))
     }
 }
 
@@ -183,6 +183,15 @@ fn forwarded_for(head: &RequestHeader, peer: Option<SocketAddr>, trusted: bool) 
     Some(chain.join(", "))
 }
 
+/// An entry of `X-Forwarded-For`; some proxies add the port, or brackets.
+fn forwarded_address(entry: &[u8]) -> Option<IpAddr> {
+    let text = std::str::from_utf8(entry.trim_ascii()).ok()?;
+    if let Ok(address) = text.parse::<SocketAddr>() {
+        return Some(address.ip());
+    }
+    text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text).parse().ok()
+}
+
 /// An IPv4 client of a dual-stack listener under its usual name.
 fn unmapped(address: IpAddr) -> IpAddr {
     address.to_canonical()
@@ -200,8 +209,9 @@ fn upstream_uri(target: Target<'_>, prefix: &str) -> Option<Uri> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Target, budget, is_ours, upstream_uri};
-    use crate::config::proxy::ProxyConfig;
+    use super::{ClientSide, Target, budget, is_ours, upstream_uri};
+    use crate::{config::proxy::ProxyConfig, domain::ids::RequestId};
+    use http::{HeaderMap, HeaderValue};
     use std::time::Duration;
 
     #[test]
@@ -227,6 +237,39 @@ mod tests {
             ["content-type", "accept-encoding", "user-agent", "x-request-id", "traceparent", "x-queens"]
         {
             assert!(!is_ours(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_nearest_address_that_is_no_proxy_of_ours_is_the_clients() {
+        let trusted = ["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap()];
+        let address = |peer: &str, lines: &[&[u8]]| {
+            let mut headers = HeaderMap::new();
+            for line in lines {
+                headers.append("x-forwarded-for", HeaderValue::from_bytes(line).unwrap());
+            }
+            let peer = Some(peer.parse().unwrap());
+            let client = ClientSide { id: RequestId::new(), peer, host: None, trusted: &trusted };
+            client.address(&headers).unwrap().to_string()
+        };
+        let cases: &[(&str, &[&[u8]], &str)] = &[
+            ("192.0.2.1:5", &[b"198.51.100.1"], "192.0.2.1"),
+            ("10.0.0.1:5", &[], "10.0.0.1"),
+            ("10.0.0.1:5", &[b"198.51.100.1"], "198.51.100.1"),
+            ("[::ffff:10.0.0.1]:5", &[b"::ffff:198.51.100.1"], "198.51.100.1"),
+            ("10.0.0.1:5", &[b"198.51.100.1:4711"], "198.51.100.1"),
+            ("10.0.0.1:5", &[b"[2001:db8::1]:4711"], "2001:db8::1"),
+            ("10.0.0.1:5", &[b"[2001:db8::1]"], "2001:db8::1"),
+            ("10.0.0.1:5", &[b"2001:db8::1"], "2001:db8::1"),
+            ("10.0.0.1:5", &[b"1.1.1.1, 198.51.100.1 , 10.2.2.2:80,[fd00::1]:80"], "198.51.100.1"),
+            ("10.0.0.1:5", &[b"1.1.1.1", b"198.51.100.1, 10.2.2.2"], "198.51.100.1"),
+            ("10.0.0.1:5", &[b"\xff, 198.51.100.1"], "198.51.100.1"),
+            ("10.0.0.1:5", &[b"\xff\xff", b"198.51.100.1"], "198.51.100.1"),
+            ("10.0.0.1:5", &[b"198.51.100.1, \xff, 10.2.2.2"], "10.2.2.2"),
+            ("10.0.0.1:5", &[b"198.51.100.1, unknown"], "10.0.0.1"),
+        ];
+        for (peer, lines, want) in cases {
+            assert_eq!(address(peer, lines), *want, "{peer} {lines:?}");
         }
     }
 

@@ -6,6 +6,7 @@
 
 mod answer;
 mod body;
+pub mod caps;
 mod forward;
 mod head;
 mod own;
@@ -16,11 +17,14 @@ pub mod server;
 use crate::{
     config::proxy::Timeouts,
     domain::ids::RequestId,
+    limits::{buffer::Reservation, parked::Slot},
     portal::{Portal, Route},
+    telemetry::metrics::{Finished, Metrics},
 };
 use async_trait::async_trait;
-use body::Collector;
+use body::{Collector, Inspection, Subject};
 use bytes::Bytes;
+use caps::{Denied, RateHeaders};
 use forward::{ClientSide, Forward};
 use http::StatusCode;
 use ipnet::IpNet;
@@ -31,11 +35,14 @@ use pingora::{
     protocols::http::ServerSession as HttpSession,
     proxy::FailToProxy,
 };
-use pipeline::Pipeline;
+use pipeline::{Admitted, Pipeline};
 use refusal::Refusal;
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 /// How often a peer is tried: nothing was sent when a connect fails, so once more is safe.
@@ -45,6 +52,11 @@ const MAX_CONNECTS: usize = 2;
 const FROM_CELL_TO_NOBODY: [&str; 7] =
     ["keep-alive", "proxy-connection", "te", "trailer", "upgrade", "authorization", "x-queen-tenant"];
 
+/// The class of a request that was refused before its route was looked at.
+const NO_CLASS: &str = "none";
+/// The code of a request whose client went away.
+const CLIENT_GONE: &str = "client_gone";
+
 /// The front door.
 pub struct Gateway {
     pipeline: Pipeline,
@@ -53,6 +65,7 @@ pub struct Gateway {
     tenant_header: bool,
     portal: Portal,
     load: Arc<Load>,
+    metrics: Arc<Metrics>,
 }
 
 /// What is going on, for a shutdown that waits.
@@ -60,6 +73,18 @@ pub struct Gateway {
 pub struct Load {
     in_flight: AtomicUsize,
     draining: AtomicBool,
+}
+
+impl Load {
+    /// Requests whose answer has not ended.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Acquire)
+    }
+
+    /// Whether the proxy is on its way out.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
 }
 
 /// One request in flight; counted until it is dropped, because Pingora's last phase does not run
@@ -75,8 +100,19 @@ impl Drop for InFlight {
 /// What is known of a request so far.
 pub struct Context {
     id: RequestId,
+    began: Instant,
+    class: &'static str,
+    /// The refusal's, or "ok".
+    code: &'static str,
+    /// When the cell was asked, and how long the head of its answer took.
+    cell: (Option<Instant>, Option<Duration>),
     forward: Option<Forward>,
     collector: Option<Collector>,
+    /// A body that was read before the peer was chosen, until it goes upstream; its memory as long as it
+    /// may be needed.
+    whole: Option<(Bytes, Reservation)>,
+    rate: Option<RateHeaders>,
+    slot: Option<Slot>,
     refusal: Option<Refusal>,
     connects: usize,
     _in_flight: InFlight,
@@ -90,8 +126,15 @@ impl ProxyHttp for Gateway {
         self.load.in_flight.fetch_add(1, Ordering::AcqRel);
         Context {
             id: RequestId::new(),
+            began: Instant::now(),
+            class: NO_CLASS,
+            code: "ok",
+            cell: (None, None),
             forward: None,
             collector: None,
+            whole: None,
+            rate: None,
+            slot: None,
             refusal: None,
             connects: 0,
             _in_flight: InFlight(Arc::clone(&self.load)),
@@ -119,21 +162,26 @@ impl ProxyHttp for Gateway {
     async fn request_filter(&self, session: &mut Session, ctx: &mut Context) -> Result<bool> {
         let head = session.req_header();
         if let Err(refusal) = head::check_framing(head, || session.to_h1_raw()) {
+            ctx.code = refusal.wire().code;
             answer::refuse(session, ctx.id, refusal).await?;
             return Ok(true);
         }
         if let Some(route) = head::target(head).and_then(|target| Route::of(target.path)) {
-            self.serve_own(session, ctx.id, route).await?;
+            ctx.class = "own";
+            ctx.code = self.serve_own(session, ctx.id, route).await?;
             return Ok(true);
         }
-        match self.pipeline.admit(head).await {
-            Ok(admitted) => {
-                ctx.forward = Some(admitted.forward);
-                ctx.collector = admitted.inspection.map(Collector::new);
-                Ok(false)
-            }
-            Err(refusal) => {
-                answer::refuse(session, ctx.id, refusal).await?;
+        ctx.class = pipeline::class_of(head);
+        let admitted = self.pipeline.admit(head).await;
+        let judged = match admitted {
+            Ok(admitted) => self.apply_caps(session, ctx, admitted).await,
+            Err(refusal) => Err(refusal.into()),
+        };
+        match judged {
+            Ok(()) => Ok(false),
+            Err(denied) => {
+                ctx.code = denied.refusal.wire().code;
+                answer::deny(session, ctx.id, denied).await?;
                 Ok(true)
             }
         }
@@ -143,6 +191,7 @@ impl ProxyHttp for Gateway {
         let Some(forward) = &ctx.forward else {
             return Err(refused(ctx, Refusal::Internal));
         };
+        ctx.cell.0.get_or_insert_with(Instant::now);
         match forward.peer(ctx.connects, &self.timeouts) {
             Some(peer) => Ok(Box::new(peer)),
             None => Err(refused(ctx, Refusal::CellUnreachable)),
@@ -164,6 +213,10 @@ impl ProxyHttp for Gateway {
             }
             _ => None,
         };
+        if ctx.whole.is_some() {
+            // We have said "go on" ourselves.
+            upstream.remove_header("expect");
+        }
         rewritten.ok_or_else(|| refused(ctx, Refusal::Internal))
     }
 
@@ -174,12 +227,29 @@ impl ProxyHttp for Gateway {
         end_of_stream: bool,
         ctx: &mut Context,
     ) -> Result<()> {
-        if let Some(collector) = &mut ctx.collector
-            && let Err(refusal) = collector.take(body, end_of_stream)
-        {
-            return Err(refused(ctx, refusal));
+        if let Some((whole, _)) = &mut ctx.whole {
+            // Pingora replays the last part, once, as the end of the body.
+            *body = Some(std::mem::take(whole));
+            return Ok(());
         }
-        Ok(())
+        let Some(collector) = &mut ctx.collector else { return Ok(()) };
+        match collector.take(body, end_of_stream) {
+            Ok(None) => Ok(()),
+            Ok(Some(whole)) => {
+                let subject = collector.subject;
+                match self.judge(ctx, Some(subject), &whole) {
+                    Ok(()) => {
+                        *body = Some(whole);
+                        Ok(())
+                    }
+                    Err(denied) => {
+                        ctx.rate = denied.rate.map(|rate| *rate);
+                        Err(refused(ctx, denied.refusal))
+                    }
+                }
+            }
+            Err(refusal) => Err(refused(ctx, refusal)),
+        }
     }
 
     async fn response_filter(
@@ -198,6 +268,15 @@ impl ProxyHttp for Gateway {
         }
         for name in FROM_CELL_TO_NOBODY {
             head.remove_header(name);
+        }
+        // The poll is over: what follows is an answer like any other.
+        if !head.status.is_informational() {
+            ctx.slot = None;
+            ctx.cell.1 = ctx.cell.0.map(|asked| asked.elapsed());
+        }
+        if let Some(rate) = &ctx.rate {
+            head.insert_header(answer::RATE_LIMIT_POLICY, rate.policy.clone())?;
+            head.insert_header(answer::RATE_LIMIT, rate.limit.clone())?;
         }
         let mut buffer = [0; uuid::fmt::Hyphenated::LENGTH];
         head.insert_header("x-queen-request-id", ctx.id.text(&mut buffer))
@@ -240,21 +319,77 @@ impl ProxyHttp for Gateway {
         }
         let body_done = session.as_downstream_mut().is_body_done();
         let Some(refusal) = ctx.refusal.or_else(|| outcome(e, body_done)) else {
+            ctx.code = CLIENT_GONE;
             return gone;
         };
         let wire = refusal.wire();
+        ctx.code = wire.code;
         if wire.status >= 500 {
             let cluster = ctx.forward.as_ref().map(|forward| forward.cluster.slug.to_string());
             let principal = ctx.forward.as_ref().map(|forward| forward.principal.to_string());
-            let cause = if ctx.refusal.is_some() { wire.text } else { e.etype().as_str() };
+            let cause = if ctx.refusal.is_some() { &*wire.text } else { e.etype().as_str() };
             tracing::warn!(request = %ctx.id, cluster, principal, code = wire.code, cause, "request failed");
         }
         // Pingora ends the client's connection after a failure here, whatever we answer: say so.
         session.set_keepalive(None);
-        if answer::refuse(session, ctx.id, refusal).await.is_err() {
+        let denied = Denied { refusal, rate: ctx.rate.take().map(Box::new) };
+        if answer::deny(session, ctx.id, denied).await.is_err() {
             return gone;
         }
         FailToProxy { error_code: wire.status, can_reuse_downstream: false }
+    }
+
+    async fn logging(&self, session: &mut Session, _: Option<&Error>, ctx: &mut Context) {
+        let status = session.response_written().map_or(0, |head| head.status.as_u16());
+        self.metrics.finished(Finished {
+            class: ctx.class,
+            status,
+            code: if status == 0 { CLIENT_GONE } else { ctx.code },
+            took: ctx.began.elapsed(),
+            cell: ctx.cell.1,
+        });
+    }
+}
+
+impl Gateway {
+    /// Reads the body, if it has to be, and lets the caps decide. A body of unknown length is left to
+    /// [`Collector`].
+    async fn apply_caps(
+        &self,
+        session: &mut Session,
+        ctx: &mut Context,
+        admitted: Admitted,
+    ) -> Result<(), Denied> {
+        let caps = &self.pipeline.caps;
+        let forward = ctx.forward.insert(admitted.forward);
+        let Some(Inspection { subject, length }) = admitted.inspection else {
+            return self.judge(ctx, None, &[]);
+        };
+        caps.peek(forward)?;
+        let mut memory = caps.reservation(forward);
+        let is_h1 = matches!(session.as_downstream(), HttpSession::H1(_));
+        match length {
+            Some(length) if is_h1 => {
+                let whole = body::read(session, length, self.timeouts.body, &mut memory).await?;
+                self.judge(ctx, Some(subject), &whole)?;
+                ctx.whole = (!whole.is_empty()).then_some((whole, memory));
+                Ok(())
+            }
+            // Without a body there is nothing to collect.
+            None if session.as_downstream_mut().is_body_empty() => self.judge(ctx, Some(subject), &[]),
+            _ => {
+                ctx.collector = Some(Collector::new(subject, self.pipeline.max_body_bytes, memory));
+                Ok(())
+            }
+        }
+    }
+
+    fn judge(&self, ctx: &mut Context, subject: Option<Subject>, body: &[u8]) -> Result<(), Denied> {
+        let forward = ctx.forward.as_ref().ok_or(Refusal::Internal)?;
+        let passed = self.pipeline.caps.judge(forward, subject, body)?;
+        ctx.slot = passed.slot;
+        ctx.rate = passed.rate;
+        Ok(())
     }
 }
 

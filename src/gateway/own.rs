@@ -3,6 +3,7 @@
 use super::{Gateway, answer, forward::ClientSide, head, refusal::Refusal};
 use crate::{
     domain::ids::RequestId,
+    identity::is_by_https,
     portal::{
         Reply, Route,
         auth::{Auth, AuthRefusal, MAX_FORM, Visit},
@@ -17,10 +18,16 @@ use tokio::time::timeout;
 const FORM_TIME: Duration = Duration::from_secs(10);
 
 impl Gateway {
-    /// Answers a route of our own.
-    pub(super) async fn serve_own(&self, session: &mut Session, id: RequestId, route: Route) -> Result<()> {
+    /// Answers a route of our own; returns the refusal's code, or "ok".
+    pub(super) async fn serve_own(
+        &self,
+        session: &mut Session,
+        id: RequestId,
+        route: Route,
+    ) -> Result<&'static str> {
         if !route.takes(&session.req_header().method) {
-            return answer::refuse_method(session, id, route.methods()).await;
+            answer::refuse_method(session, id, route.methods()).await?;
+            return Ok(Refusal::MethodNotAllowed.wire().code);
         }
         let reply = match (route, &self.portal.auth) {
             (Route::Health, _) => Ok(self.portal.health()),
@@ -30,8 +37,14 @@ impl Gateway {
             (_, None) => Err(Refusal::Portal(AuthRefusal::NotConfigured)),
         };
         match reply {
-            Ok(reply) => answer::write(session, id, reply).await,
-            Err(refusal) => answer::refuse(session, id, refusal).await,
+            Ok(reply) => {
+                answer::write(session, id, reply).await?;
+                Ok("ok")
+            }
+            Err(refusal) => {
+                answer::refuse(session, id, refusal).await?;
+                Ok(refusal.wire().code)
+            }
         }
     }
 
@@ -51,12 +64,12 @@ impl Gateway {
             headers: &head.headers,
             query: head.uri.query(),
             client: client.address(&head.headers),
-            https: client.is_https(&head.headers),
+            https: is_by_https(&head.headers),
         };
         let reply = match route {
             Route::Login if posted => auth.log_in(&visit, &form).await,
             Route::Login => Ok(auth.login_page(&visit)),
-            Route::Logout => Ok(auth.log_out(&visit).await),
+            Route::Logout => auth.log_out(&visit).await,
             Route::SessionToken => auth.session_token(&visit).await,
             _ => {
                 let acting = match self.pipeline.who(head).await {

@@ -3,6 +3,7 @@
 
 use super::{
     body::{Inspection, Subject},
+    caps::Caps,
     forward::{Forward, budget},
     head::{self, Target},
     refusal::Refusal,
@@ -15,9 +16,10 @@ use crate::{
         features::Feature,
         lookup::Lookup,
         slug::Slug,
-        status::Restriction,
+        status::{PushBlock, Restriction},
     },
     identity::{ACT_HEADER, AuthError, Identity},
+    limits::ClusterLimits,
     policy::{
         authorize,
         host::{canonical_host, slug_of_host},
@@ -53,6 +55,8 @@ pub struct Pipeline {
     pub max_body_bytes: usize,
     /// Budgets.
     pub timeouts: Timeouts,
+    /// The plans' caps.
+    pub caps: Caps,
 }
 
 /// A request that passed, and what its body still has to pass.
@@ -96,13 +100,19 @@ impl Pipeline {
         if !may(&principal, class) {
             return Err(Refusal::NotPermitted);
         }
-        let push_blocked = cluster.restriction == Restriction::PushBlocked;
-        if push_blocked && grows(class) {
-            return Err(Refusal::PushBlocked);
+        let counters = self.caps.counters(cluster.id);
+        let block = push_block(&cluster, &counters);
+        if let Some(block) = block
+            && grows(class)
+        {
+            return Err(Refusal::PushBlocked(block));
         }
-        let inspection = self.inspection(head, class, &principal, feature_gated, push_blocked)?;
+        let may_consume = may(&principal, RouteClass::Consume);
+        let subject = subject(class, target.path, feature_gated, may_consume, block);
+        let inspection = self.inspection(head, class, subject)?;
         let budget = budget(target, &self.timeouts);
-        Ok(Admitted { forward: Forward { cluster, principal, budget }, inspection })
+        let parks = route::long_poll_wait_ms(target.path, target.query).is_some();
+        Ok(Admitted { forward: Forward { cluster, principal, budget, counters, parks }, inspection })
     }
 
     /// On which cluster a request would act, and as whom.
@@ -192,40 +202,71 @@ impl Pipeline {
         Err(Refusal::UnknownCluster)
     }
 
-    /// What a body that may both read and add must still pass. On a plain, unblocked cluster it is
-    /// not read at all.
+    /// How a body is read that still has to pass.
     fn inspection(
         &self,
         head: &RequestHeader,
         class: RouteClass,
-        principal: &Principal,
-        feature_gated: bool,
-        push_blocked: bool,
+        subject: Option<Subject>,
     ) -> Result<Option<Inspection>, Refusal> {
-        let RouteClass::Gated(feature, Effect::Mixed) = class else {
-            return Ok(None);
-        };
-        // Refused whether or not it is read now: what a client may send must not depend on its status.
-        let mut codings = head.headers.get_all(CONTENT_ENCODING).iter();
-        if codings.any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity")) {
-            return Err(Refusal::EncodedBody);
+        // Batches are refused whether or not they are read now: what a client may send must not depend on
+        // its status.
+        if subject.is_some() || matches!(class, RouteClass::Gated(_, Effect::Mixed)) {
+            let mut codings = head.headers.get_all(CONTENT_ENCODING).iter();
+            if codings.any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+                return Err(Refusal::EncodedBody);
+            }
         }
-        if !feature_gated && !push_blocked {
-            return Ok(None);
-        }
-        let length = head.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-        if length.is_some_and(|length: usize| length > self.max_body_bytes) {
+        let Some(subject) = subject else { return Ok(None) };
+        let length = head.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+        // More digits than fit are more bytes than fit.
+        let length = length.map(|text| text.parse().unwrap_or(usize::MAX));
+        if length.is_some_and(|length| length > self.max_body_bytes) {
             return Err(Refusal::BodyTooLarge);
         }
-        let subject = match feature {
-            Feature::Streams => Subject::Cycle,
-            _ => Subject::Batch {
-                feature_gated,
-                facade_may_pass: feature == Feature::Kv && may(principal, RouteClass::Consume),
-            },
-        };
-        Ok(Some(Inspection { subject, ceiling: self.max_body_bytes }))
+        Ok(Some(Inspection { subject, length }))
     }
+}
+
+/// Why nothing may be added, if so.
+fn push_block(cluster: &Cluster, counters: &ClusterLimits) -> Option<PushBlock> {
+    if counters.is_storage_blocked(cluster.limits.max_retained_bytes) {
+        Some(PushBlock::Storage)
+    } else if counters.is_month_blocked() {
+        Some(PushBlock::Monthly)
+    } else {
+        (cluster.restriction == Restriction::PushBlocked).then_some(PushBlock::Lifecycle)
+    }
+}
+
+/// What is read of the body, if anything: everywhere else it streams.
+fn subject(
+    class: RouteClass,
+    path: &str,
+    feature_gated: bool,
+    may_consume: bool,
+    block: Option<PushBlock>,
+) -> Option<Subject> {
+    match class {
+        RouteClass::Produce if path == "/api/v1/push" => Some(Subject::Push),
+        RouteClass::Produce => Some(Subject::Transaction),
+        RouteClass::QueueAdmin { .. } if path == "/api/v1/configure" => Some(Subject::Configure),
+        // The other kind of replay names no destination.
+        RouteClass::QueueAdmin { replays: true } if path.starts_with("/api/v1/dlq/") => Some(Subject::Replay),
+        RouteClass::Gated(Feature::Ephemeral, Effect::Grow) => Some(Subject::EphemeralPush),
+        RouteClass::Gated(Feature::Streams, Effect::Mixed) => Some(Subject::Cycle { block }),
+        RouteClass::Gated(feature, Effect::Mixed) if feature_gated || block.is_some() => {
+            let facade_may_pass = feature == Feature::Kv && may_consume;
+            Some(Subject::Batch { feature_gated, facade_may_pass, block })
+        }
+        _ => None,
+    }
+}
+
+/// A word for the kind of route that is asked for.
+pub(super) fn class_of(head: &RequestHeader) -> &'static str {
+    let target = head::target(head).filter(|t| path::is_canonical(t.path) && route::is_data_plane(t.path));
+    target.map_or(RouteClass::Blocked, |target| route::classify(&head.method, target.path)).word()
 }
 
 /// The class of a route that is open to tenants, or to operators where there are any.

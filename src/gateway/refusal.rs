@@ -1,7 +1,13 @@
 //! Every answer of our own that is not a success: one enum, one table to the wire (proxy contract §8).
 
-use crate::{identity::AuthError, portal::auth::AuthRefusal};
+use crate::{
+    domain::status::PushBlock,
+    identity::AuthError,
+    limits::decision::{Limit, Outcome},
+    portal::auth::AuthRefusal,
+};
 use bytes::Bytes;
+use std::borrow::Cow;
 
 /// Why a request goes no further.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,12 +32,20 @@ pub enum Refusal {
     FeatureGated,
     /// The credential does not open this class of route.
     NotPermitted,
-    /// What grows is blocked by the lifecycle.
-    PushBlocked,
+    /// What grows is blocked.
+    PushBlocked(PushBlock),
+    /// Over a limit of the plan.
+    Limit(LimitRefusal),
+    /// A replay that names only half of where it goes.
+    HalfDestination(&'static str),
+    /// No memory for another body that must be inspected.
+    NoMemory,
     /// A body that must be inspected is larger than the ceiling.
     BodyTooLarge,
     /// A body that must be inspected is encoded.
     EncodedBody,
+    /// A body that must be inspected is in a binary form.
+    BinaryBody,
     /// A body that must be inspected cannot be read.
     UnreadableBody,
     /// The client stopped sending in the middle of its body.
@@ -50,6 +64,15 @@ pub enum Refusal {
     Internal,
 }
 
+/// A limit that a request is over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LimitRefusal {
+    /// What the limit says.
+    pub outcome: Outcome,
+    /// What the outcome's index counts in: the body's list of messages, or the option it names.
+    pub what: &'static str,
+}
+
 /// A refusal as it goes out.
 pub struct Wire {
     /// HTTP status.
@@ -58,7 +81,7 @@ pub struct Wire {
     pub code: &'static str,
     /// For people. Published clients steer their retries by the words "timeout", "timed out" and
     /// "connection" in it, so none of these appears.
-    pub text: &'static str,
+    pub text: Cow<'static, str>,
     /// `Retry-After`, in seconds.
     pub retry_after: Option<u32>,
 }
@@ -93,7 +116,20 @@ impl Refusal {
             Self::Suspended => (403, "cluster_suspended", "cluster suspended"),
             Self::FeatureGated => (403, "feature_gated", "not in your plan"),
             Self::NotPermitted => (403, "forbidden", "operation not permitted for this credential"),
-            Self::PushBlocked => (403, "push_blocked", "pushes blocked (billing hold)"),
+            Self::PushBlocked(PushBlock::Lifecycle) => (403, "push_blocked", "pushes blocked (billing hold)"),
+            Self::PushBlocked(PushBlock::Storage) => {
+                (403, "storage_quota_exceeded", "pushes blocked: the cluster keeps max_retained_bytes")
+            }
+            Self::PushBlocked(PushBlock::Monthly) => {
+                (403, "quota_exceeded", "pushes blocked: monthly_msgs_quota is used up")
+            }
+            Self::Limit(limit) => return limit.wire(),
+            Self::HalfDestination("queue") => {
+                (400, "invalid_request", "a replay to a partition names its queue")
+            }
+            Self::HalfDestination(_) => (400, "invalid_request", "a replay to a queue names its partition"),
+            Self::NoMemory => (503, "unavailable", "too many bodies are on their way in; try again"),
+            Self::BinaryBody => (415, "unsupported_media_type", "send this body as JSON"),
             Self::BodyTooLarge => (413, "payload_too_large", "request body exceeds cap"),
             Self::EncodedBody => (415, "unsupported_media_type", "send this body without Content-Encoding"),
             Self::UnreadableBody => (400, "invalid_request", "the batch cannot be read"),
@@ -105,11 +141,14 @@ impl Refusal {
             Self::Portal(AuthRefusal::Auth(error)) => return Self::Auth(error).wire(),
             Self::Portal(AuthRefusal::NoSession) => (401, "unauthorized", "no session"),
             Self::Portal(AuthRefusal::InvalidSession) => (401, "unauthorized", "invalid session"),
-            Self::Portal(AuthRefusal::FromElsewhere) => (403, "forbidden", "sign in on a page of this host"),
+            Self::Portal(AuthRefusal::FromElsewhere) => (403, "forbidden", "only from a page of this host"),
+            Self::Portal(AuthRefusal::OtherUser) => {
+                (403, "forbidden", "somebody else is signed in here; sign out first")
+            }
             Self::Portal(AuthRefusal::NoForm) => {
                 (400, "invalid_request", "send email and password as application/x-www-form-urlencoded")
             }
-            Self::Portal(AuthRefusal::TooMany(_)) => (429, "rate_limited", "too many attempts to sign in"),
+            Self::Portal(AuthRefusal::TooMany(_)) => (429, "rate_limited", "too many attempts"),
             Self::Portal(AuthRefusal::Busy) => (503, "unavailable", "too many people sign in at the moment"),
             Self::Portal(AuthRefusal::Unavailable) => {
                 (503, "unavailable", "the control plane does not answer")
@@ -121,10 +160,10 @@ impl Refusal {
         };
         let retry_after = match self {
             Self::Portal(AuthRefusal::TooMany(seconds)) => Some(seconds),
-            Self::Portal(AuthRefusal::Busy | AuthRefusal::Unavailable) => Some(1),
+            Self::Portal(AuthRefusal::Busy | AuthRefusal::Unavailable) | Self::NoMemory => Some(1),
             _ => None,
         };
-        Wire { status, code, text, retry_after }
+        Wire { status, code, text: Cow::Borrowed(text), retry_after }
     }
 
     /// Whether the client's connection must end: its next bytes cannot be trusted to be a request.
@@ -133,18 +172,42 @@ impl Refusal {
     }
 }
 
+impl LimitRefusal {
+    fn wire(&self) -> Wire {
+        let (status, code) = match self.outcome.limit {
+            Limit::Requests | Limit::Messages | Limit::Parked | Limit::CellParked => (429, "rate_limited"),
+            Limit::PayloadBytes | Limit::BatchItems => (413, "payload_too_large"),
+            Limit::Retention | Limit::Queues | Limit::Partitions => (403, "quota_exceeded"),
+            Limit::RetainedBytes => (403, "storage_quota_exceeded"),
+        };
+        let retry_after = self.outcome.retry_after.map(|seconds| u32::try_from(seconds).unwrap_or(u32::MAX));
+        Wire { status, code, text: Cow::Owned(super::caps::text(self)), retry_after }
+    }
+}
+
 impl Wire {
     /// The envelope.
     pub fn body(&self) -> Bytes {
-        // Both are our own literals; none holds a character that JSON escapes.
+        // All are our own words and numbers; none holds a character that JSON escapes.
         Bytes::from(format!(r#"{{"error":"{}","code":"{}"}}"#, self.text, self.code))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Refusal;
-    use crate::{identity::AuthError, portal::auth::AuthRefusal};
+    use super::{LimitRefusal, Refusal};
+    use crate::{
+        domain::status::PushBlock,
+        identity::AuthError,
+        limits::decision::{Limit, Outcome},
+        portal::auth::AuthRefusal,
+    };
+
+    fn limit(limit: Limit) -> Refusal {
+        let (max, used, denied, retry_after, index) = (5, 6, true, None, Some(2));
+        let outcome = Outcome { limit, max, used, denied, retry_after, index, reset: 0, window: 0 };
+        Refusal::Limit(LimitRefusal { outcome, what: "items" })
+    }
 
     #[test]
     fn texts_are_plain_and_hold_no_word_that_steers_a_client() {
@@ -168,7 +231,23 @@ mod tests {
             Refusal::Suspended,
             Refusal::FeatureGated,
             Refusal::NotPermitted,
-            Refusal::PushBlocked,
+            Refusal::PushBlocked(PushBlock::Storage),
+            Refusal::PushBlocked(PushBlock::Monthly),
+            Refusal::PushBlocked(PushBlock::Lifecycle),
+            limit(Limit::Requests),
+            limit(Limit::PayloadBytes),
+            limit(Limit::BatchItems),
+            limit(Limit::Retention),
+            limit(Limit::Queues),
+            limit(Limit::Partitions),
+            limit(Limit::Messages),
+            limit(Limit::Parked),
+            limit(Limit::CellParked),
+            limit(Limit::RetainedBytes),
+            Refusal::HalfDestination("queue"),
+            Refusal::HalfDestination("partition"),
+            Refusal::NoMemory,
+            Refusal::BinaryBody,
             Refusal::BodyTooLarge,
             Refusal::EncodedBody,
             Refusal::UnreadableBody,
@@ -181,6 +260,7 @@ mod tests {
             Refusal::Portal(AuthRefusal::InvalidSession),
             Refusal::Portal(AuthRefusal::Auth(AuthError::UserGone)),
             Refusal::Portal(AuthRefusal::FromElsewhere),
+            Refusal::Portal(AuthRefusal::OtherUser),
             Refusal::Portal(AuthRefusal::NoForm),
             Refusal::Portal(AuthRefusal::TooMany(1)),
             Refusal::Portal(AuthRefusal::Busy),
@@ -196,7 +276,7 @@ mod tests {
                 assert!(!wire.text.contains(word), "{refusal:?}");
             }
             let parsed: serde_json::Value = serde_json::from_slice(&wire.body()).unwrap();
-            assert_eq!(parsed["error"], wire.text);
+            assert_eq!(parsed["error"], *wire.text);
             assert_eq!(parsed["code"], wire.code);
         }
     }

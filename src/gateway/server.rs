@@ -2,6 +2,7 @@
 
 use super::{
     Gateway, Load,
+    caps::Caps,
     pipeline::{Directory, Pipeline},
 };
 use crate::{
@@ -9,6 +10,7 @@ use crate::{
     identity::session::SessionKeys,
     portal::{Health, Portal, auth::Auth},
     process::stop_signal,
+    telemetry::metrics::Metrics,
 };
 use async_trait::async_trait;
 use pingora::{
@@ -51,7 +53,13 @@ pub enum ServeError {
 
 /// Serves until SIGTERM or SIGINT, then finishes what is running. Blocks; must not be called from
 /// inside a runtime.
-pub fn run(config: &ProxyConfig, directory: Directory) -> Result<(), ServeError> {
+pub fn run(
+    config: &ProxyConfig,
+    directory: Directory,
+    caps: Caps,
+    load: Arc<Load>,
+    metrics: Arc<Metrics>,
+) -> Result<(), ServeError> {
     let address = SocketAddr::from(config.bind);
     // Pingora would panic later; this says it in a line.
     drop(TcpListener::bind(address).map_err(|reason| ServeError::Listen { address, reason })?);
@@ -67,7 +75,6 @@ pub fn run(config: &ProxyConfig, directory: Directory) -> Result<(), ServeError>
     let mut server = Server::new_with_opt_and_conf(None, conf);
     server.bootstrap();
 
-    let load = Arc::new(Load::default());
     let health = Health {
         enforce: config.enforce,
         shared_hosts: config.shared_hosts.len(),
@@ -90,12 +97,14 @@ pub fn run(config: &ProxyConfig, directory: Directory) -> Result<(), ServeError>
             dev_insecure: config.dev_insecure,
             max_body_bytes: config.max_body_bytes,
             timeouts: config.timeouts,
+            caps,
         },
         timeouts: config.timeouts,
         trusted_proxies: config.trusted_proxies.clone(),
         tenant_header: config.tenant_header,
         portal,
         load: Arc::clone(&load),
+        metrics,
     };
     let mut service = http_proxy_service_with_name(&server.configuration, gateway, "gateway");
     let mut options = HttpServerOptions::default();

@@ -13,7 +13,9 @@ use crate::{
         slug::Slug,
     },
 };
-pub use credential::{CookieNames, Credential, credential, digest, is_from_elsewhere, session_cookies};
+pub use credential::{
+    CookieNames, Credential, credential, digest, is_by_https, is_from_elsewhere, session_cookies,
+};
 use http::HeaderMap;
 use session::{Session, SessionKeys};
 use std::sync::Arc;
@@ -73,12 +75,12 @@ impl Identity {
                 if key.cluster == cluster.id { Ok(Principal::ApiKey(key)) } else { Err(AuthError::Mismatch) }
             }
             // Boxed, so that requests with keys do not carry what only sessions need.
-            Credential::Session(token) => Box::pin(self.authenticate_session(token, cluster)).await,
+            Credential::Session(tokens) => Box::pin(self.authenticate_session(&tokens, cluster)).await,
         }
     }
 
-    async fn authenticate_session(&self, token: &str, cluster: &Cluster) -> Result<Principal, AuthError> {
-        let session = self.session(token).await?;
+    async fn authenticate_session(&self, tokens: &[&str], cluster: &Cluster) -> Result<Principal, AuthError> {
+        let session = self.session(tokens).await?;
         if session.cluster.is_some_and(|claimed| claimed != cluster.id) {
             return Err(AuthError::OtherCluster);
         }
@@ -92,16 +94,16 @@ impl Identity {
         headers: &HeaderMap,
         reference: &str,
     ) -> Result<(Arc<Cluster>, Principal), AuthError> {
-        let token = match credential(headers, &self.cookies) {
+        let tokens = match credential(headers, &self.cookies) {
             Credential::None => return Err(AuthError::Missing),
             Credential::ApiKey(key) => {
                 // An unknown key hears that it is unknown, as everywhere.
                 self.key(key).await?;
                 return Err(AuthError::NotRetargeted);
             }
-            Credential::Session(token) => token,
+            Credential::Session(tokens) => tokens,
         };
-        let session = self.session(token).await?;
+        let session = self.session(&tokens).await?;
         let cluster = match self.referenced(reference).await {
             Lookup::Found(cluster) => cluster,
             Lookup::Absent => {
@@ -138,8 +140,8 @@ impl Identity {
                     Lookup::Unavailable => Err(AuthError::Unverifiable),
                 }
             }
-            Credential::Session(token) => {
-                let session = self.session(token).await?;
+            Credential::Session(tokens) => {
+                let session = self.session(&tokens).await?;
                 let Some(claimed) = session.cluster else {
                     self.is_there(&session).await?;
                     return Err(AuthError::NoneNamed);
@@ -164,8 +166,8 @@ impl Identity {
         match credential(headers, &self.cookies) {
             Credential::None => Err(AuthError::Missing),
             Credential::ApiKey(key) => self.key(key).await.map(|_| ()),
-            Credential::Session(token) => {
-                let session = self.session(token).await?;
+            Credential::Session(tokens) => {
+                let session = self.session(&tokens).await?;
                 self.is_there(&session).await
             }
         }
@@ -185,9 +187,9 @@ impl Identity {
         verified.inspect_err(|reason| tracing::debug!(?reason, "a token is refused")).ok()
     }
 
-    /// A token that is ours, in force and not revoked.
-    pub async fn session(&self, token: &str) -> Result<Session, AuthError> {
-        let session = self.verify(token).ok_or(AuthError::Invalid)?;
+    /// The first of these tokens that is ours and in force, if it is not revoked.
+    pub async fn session(&self, tokens: &[&str]) -> Result<Session, AuthError> {
+        let session = tokens.iter().find_map(|token| self.verify(token)).ok_or(AuthError::Invalid)?;
         // A strict proxy that does not hear of revocations believes no older answer.
         let fresh = self.strict && !self.control.is_listening();
         match self.control.deny_list().look_up(&session.jti, session.expires, fresh).await {

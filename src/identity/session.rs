@@ -1,9 +1,13 @@
 //! Session tokens: which keys sign and verify them, and what one says (proxy contract §6, D7).
 
-use crate::domain::{
-    ids::{ClusterId, UserId},
-    scopes::Role,
-    secret::Secret,
+use crate::{
+    control::now_s,
+    domain::{
+        ids::{ClusterId, UserId},
+        scopes::Role,
+        secret::Secret,
+        session::LONGEST_SESSION_S,
+    },
 };
 use ed25519_dalek::{
     SigningKey, VerifyingKey,
@@ -279,6 +283,10 @@ impl SessionKeys {
         // Plain text only: the deny-list has to know it by the very same bytes.
         let plain = jti.bytes().all(|byte| byte.is_ascii_graphic());
         if jti.is_empty() || jti.len() > MAX_JTI || !plain || Role::parse(&claims.role).is_none() {
+            return Err(TokenError::Claims);
+        }
+        // No revocation would be held for so long.
+        if claims.exp > now_s().saturating_add(LONGEST_SESSION_S + LEEWAY_S) {
             return Err(TokenError::Claims);
         }
         if !self.is_for_us(&claims.aud) {

@@ -1,7 +1,7 @@
 //! The matrix of tokens: what is accepted, and that nothing else is (`notes/cases.md` 31).
 
 use super::{KeyError, KeyMaterial, SessionKeys, TokenError, base64url};
-use crate::domain::{ids::UserId, secret::Secret};
+use crate::domain::{ids::UserId, secret::Secret, session::LONGEST_SESSION_S};
 use ed25519_dalek::{
     SigningKey,
     pkcs8::{EncodePrivateKey, EncodePublicKey, spki::der::pem::LineEnding},
@@ -79,6 +79,7 @@ fn claims_are_judged_one_by_one() {
     let good = [
         claims(),
         with("exp", json!(now() - 5)), // within the leeway
+        with("exp", json!(now() + LONGEST_SESSION_S)),
         with("cluster", json!("")),
         with("cluster", json!("  ")),
         with("cluster", Value::Null),
@@ -101,6 +102,8 @@ fn claims_are_judged_one_by_one() {
         (with("exp", json!(now() - 15)), TokenError::Expired),
         (with("exp", json!((now() + 60).to_string())), TokenError::Claims),
         (with("exp", json!(-1)), TokenError::Claims),
+        (with("exp", json!(now() + LONGEST_SESSION_S + 60)), TokenError::Claims),
+        (with("exp", json!(u64::MAX)), TokenError::Claims),
         (with("exp", Value::Null), TokenError::Claims),
         (without("exp"), TokenError::Claims),
         (with("iss", json!("someone")), TokenError::Claims),

@@ -4,5 +4,6 @@
 pub mod authorize;
 pub mod batch;
 pub mod host;
+pub mod inspect;
 pub mod path;
 pub mod route;

@@ -28,6 +28,21 @@ pub enum RouteClass {
     Blocked,
 }
 
+impl RouteClass {
+    /// A word for it in metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Produce => "produce",
+            Self::Consume => "consume",
+            Self::QueueAdmin { .. } => "queue_admin",
+            Self::Read => "read",
+            Self::Gated(feature, _) => feature.key(),
+            Self::Operator => "operator",
+            Self::Blocked => "blocked",
+        }
+    }
+}
+
 /// What a gated route does to the data the tenant keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {

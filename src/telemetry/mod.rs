@@ -2,6 +2,7 @@
 
 pub mod log;
 pub mod log_gate;
+pub mod metrics;
 
 use std::error::Error;
 

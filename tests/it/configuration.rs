@@ -232,14 +232,15 @@ fn a_value_that_is_not_text_is_named() {
 fn the_log_follows_the_file_as_everything_else() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log.toml");
-    std::fs::write(&path, "queen_log_json = true\npxdb_port = 1\nmax_batch_items = 5\n").unwrap();
+    std::fs::write(&path, "queen_log_json = true\npxdb_port = 1\ngoogle_allowed_domains = \"a.example\"\n")
+        .unwrap();
     let path = path.to_str().unwrap();
     // Nothing listens on port 1, so the start fails, after the warning about a setting without effect.
     let (code, log) = PROXY.run(&["serve", "--config", path], &[]);
     assert_eq!(code, 1);
-    assert!(log.contains(r#""name":"QUEEN_PROXY_MAX_BATCH_ITEMS""#), "{log}");
+    assert!(log.contains(r#""name":"GOOGLE_ALLOWED_DOMAINS""#), "{log}");
     let (_, quiet) = PROXY.run(&["serve", "--config", path], &[("LOG_LEVEL", "error")]);
-    assert!(!quiet.contains("QUEEN_PROXY_MAX_BATCH_ITEMS"), "{quiet}");
+    assert!(!quiet.contains("GOOGLE_ALLOWED_DOMAINS"), "{quiet}");
 }
 
 #[test]

@@ -20,7 +20,9 @@ impl Dev {
     fn start(data: &Path, extra: &[&str], ports: (u16, u16)) -> Self {
         let (port, cell_port) = (ports.0.to_string(), ports.1.to_string());
         let data = data.to_str().unwrap();
+        let admin_port = free_port().to_string();
         let mut arguments = vec!["dev", "--data", data, "--port", &port, "--cell-port", &cell_port];
+        arguments.extend(["--admin-port", &admin_port]);
         arguments.extend(extra);
         let folder = tempfile::TempDir::new().unwrap();
         let process =
@@ -130,7 +132,9 @@ fn a_throw_away_run_leaves_nothing_and_a_killed_one_is_taken_over() {
 /// Runs `dev` with these arguments, expects it to give up, and returns its one line.
 fn gives_up(arguments: &[&str]) -> String {
     let binary = env!("CARGO_BIN_EXE_queen-proxy");
-    let output = Command::new(binary).arg("dev").args(arguments).output().unwrap();
+    let admin_port = free_port().to_string();
+    let output =
+        Command::new(binary).args(["dev", "--admin-port", &admin_port]).args(arguments).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{arguments:?}: {errors}");
     assert_eq!(errors.lines().count(), 1, "{arguments:?}: {errors}");
@@ -148,7 +152,7 @@ fn what_is_in_the_way_is_said_in_one_line() {
     let cases: &[(&[&str], &str)] = &[
         (&["--ephemeral", "--port", &taken, "--cell-port", &free], "in use (the proxy)"),
         (&["--ephemeral", "--port", &free, "--cell-port", &taken], "in use (the cell)"),
-        (&["--ephemeral", "--port", &free, "--cell-port", &free], "are the same"),
+        (&["--ephemeral", "--port", &free, "--cell-port", &free], "two are the same"),
         (&["--data", "/dev/full/data", ports[0], ports[1], ports[2], ports[3]], "/dev/full/data"),
         (
             &["--data", data, "--database-url", "mysql://x", ports[0], ports[1], ports[2], ports[3]],

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 /// What the table holds of a key, live or not.
 #[derive(Debug, PartialEq)]
-struct Row {
+pub struct Row {
     value: String,
     version: i64,
     expires_at: Option<String>,
@@ -18,38 +18,38 @@ struct Row {
 }
 
 /// A world with one tenant, whose namespace `ns` the tests use.
-struct Store {
-    world: World,
-    tenant: Tenant,
+pub struct Store {
+    pub world: World,
+    pub tenant: Tenant,
 }
 
 impl Store {
-    async fn open() -> Self {
+    pub async fn open() -> Self {
         let world = World::new().await;
         let tenant = unlimited(&world, "acme").await;
         Self { world, tenant }
     }
 
-    async fn ask(&self, line: &str, body: &str) -> Answer {
+    pub async fn ask(&self, line: &str, body: &str) -> Answer {
         self.world.ask(line, &self.tenant.headers(), body).await
     }
 
     /// The batch route with a body as it stands.
-    async fn post(&self, body: &str) -> Answer {
+    pub async fn post(&self, body: &str) -> Answer {
         self.ask("POST /api/v1/kv", body).await
     }
 
     /// The results of operations that must all be answered.
-    async fn batch(&self, operations: Value) -> Vec<Value> {
+    pub async fn batch(&self, operations: Value) -> Vec<Value> {
         results(&self.post(&operations.to_string()).await)
     }
 
     /// The result of one operation.
-    async fn one(&self, operation: Value) -> Value {
+    pub async fn one(&self, operation: Value) -> Value {
         self.batch(json!([operation])).await.remove(0)
     }
 
-    async fn row(&self, key: &str) -> Option<Row> {
+    pub async fn row(&self, key: &str) -> Option<Row> {
         let row: Option<(String, i64, Option<String>, String)> = sqlx::query_as(
             "SELECT value::text, version, expires_at::text, created_at::text
                FROM queen.kv WHERE namespace = 'ns' AND key = $1",
@@ -61,7 +61,7 @@ impl Store {
         row.map(|(value, version, expires_at, created_at)| Row { value, version, expires_at, created_at })
     }
 
-    async fn rows(&self) -> i64 {
+    pub async fn rows(&self) -> i64 {
         sqlx::query_scalar("SELECT count(*) FROM queen.kv")
             .fetch_one(&mut self.world.cell_database().await)
             .await
@@ -70,7 +70,7 @@ impl Store {
 
     /// Lets a key be born ten seconds earlier and expire a second ago. While the returned connection lives
     /// no sweeper can remove the row, and no caller can write it.
-    async fn expire(&self, key: &str) -> PgConnection {
+    pub async fn expire(&self, key: &str) -> PgConnection {
         let mut keeper = self.world.cell_database().await;
         sqlx::query("BEGIN").execute(&mut keeper).await.unwrap();
         sqlx::query("SELECT 1 FROM queen.kv WHERE namespace = 'ns' AND key = $1 FOR KEY SHARE")
@@ -91,7 +91,7 @@ impl Store {
     }
 
     /// Sends batches at the same moment, each on a connection that is already open.
-    async fn at_once(&self, batches: Vec<Value>) -> Vec<Answer> {
+    pub async fn at_once(&self, batches: Vec<Value>) -> Vec<Answer> {
         let barrier = Arc::new(Barrier::new(batches.len()));
         let mut tasks = JoinSet::new();
         for (at, batch) in batches.into_iter().enumerate() {
@@ -115,7 +115,7 @@ impl Store {
 }
 
 /// A tenant that the caps of its plan do not slow down: these tests are not about them.
-async fn unlimited(world: &World, name: &str) -> Tenant {
+pub async fn unlimited(world: &World, name: &str) -> Tenant {
     let tenant = world.tenant(name).await;
     let none = r#"{"max_req_per_sec": 1000000, "req_burst": 1000000, "max_msgs_per_sec": 1000000, "msgs_burst": 1000000}"#;
     world.sql(&format!("SELECT queen_proxy.set_limit_override('{}', '{none}')", tenant.cluster)).await;
@@ -123,7 +123,7 @@ async fn unlimited(world: &World, name: &str) -> Tenant {
 }
 
 /// What the cell knows a tenant's cluster by.
-async fn uuid_in_cell(world: &World, tenant: &Tenant) -> Uuid {
+pub async fn uuid_in_cell(world: &World, tenant: &Tenant) -> Uuid {
     sqlx::query_scalar("SELECT broker_tenant_uuid FROM queen_proxy.clusters WHERE id = $1")
         .bind(tenant.cluster)
         .fetch_one(&mut world.control().await)
@@ -131,51 +131,51 @@ async fn uuid_in_cell(world: &World, tenant: &Tenant) -> Uuid {
         .unwrap()
 }
 
-fn text(answer: &Answer) -> String {
+pub fn text(answer: &Answer) -> String {
     String::from_utf8(answer.body.clone()).unwrap()
 }
 
-fn results(answer: &Answer) -> Vec<Value> {
+pub fn results(answer: &Answer) -> Vec<Value> {
     assert_eq!(answer.status, 200, "{}", text(answer));
     let body = answer.json();
     body["results"].as_array().unwrap_or_else(|| panic!("no results: {body}")).clone()
 }
 
 /// An operation on a key of `ns`, with more members.
-fn op(name: &str, key: &str, more: Value) -> Value {
+pub fn op(name: &str, key: &str, more: Value) -> Value {
     let mut operation = json!({"op": name, "ns": "ns", "key": key});
     merge(&mut operation, more);
     operation
 }
 
 /// A put that lives forever, with more members.
-fn put(key: &str, value: Value, more: Value) -> Value {
+pub fn put(key: &str, value: Value, more: Value) -> Value {
     let mut operation = op("put", key, json!({"forever": true}));
     operation["value"] = value;
     merge(&mut operation, more);
     operation
 }
 
-fn claim(key: &str, value: Value) -> Value {
+pub fn claim(key: &str, value: Value) -> Value {
     put(key, value, json!({"op": "putIfAbsent"}))
 }
 
-fn get(key: &str) -> Value {
+pub fn get(key: &str) -> Value {
     op("get", key, json!({}))
 }
 
-fn merge(operation: &mut Value, more: Value) {
+pub fn merge(operation: &mut Value, more: Value) {
     let Value::Object(more) = more else { panic!("members: {more}") };
     operation.as_object_mut().unwrap().extend(more);
 }
 
 /// Values of the rows of a `getMany` or `getPrefix`, by one member.
-fn of_rows(result: &Value, member: &str) -> Vec<Value> {
+pub fn of_rows(result: &Value, member: &str) -> Vec<Value> {
     result["rows"].as_array().unwrap().iter().map(|row| row[member].clone()).collect()
 }
 
 /// `(applied, reason, value, version)`, with null for what is not there.
-fn verdict(result: &Value) -> (bool, Value, Value, i64) {
+pub fn verdict(result: &Value) -> (bool, Value, Value, i64) {
     (
         result["applied"].as_bool().unwrap(),
         result.get("reason").cloned().unwrap_or_default(),
@@ -242,35 +242,6 @@ async fn of_many_updates_of_one_version_one_wins_and_a_ceiling_admits_exactly_it
         for refused in pairs.iter().filter(|pair| pair[1]["applied"] == false) {
             assert_eq!((&refused[1]["reason"], &refused[1]["value"]), (&json!("limit"), &json!(10)));
         }
-    }
-}
-
-/// Vector 18: without one lock order for everybody, PostgreSQL ends one of the two with 40P01, a 503.
-#[tokio::test(flavor = "multi_thread")]
-async fn two_writers_of_overlapping_keys_in_opposite_order_never_deadlock() {
-    const ROUNDS: i64 = 150;
-    let store = Store::open().await;
-    let shared: Vec<String> = (0..8).map(|n| format!("shared-{n}")).collect();
-    for round in 0..ROUNDS {
-        let mut forth: Vec<Value> =
-            shared.iter().map(|key| op("incr", key, json!({"delta": 1, "forever": true}))).collect();
-        // Rows that do not exist yet are where an order is easily lost.
-        forth.extend(["x", "y"].map(|part| claim(&format!("new-{round}-{part}"), json!(round))));
-        let mut back: Vec<Value> = forth.iter().rev().cloned().collect();
-        forth.push(put("only-forth", json!(round), json!({})));
-        back.insert(0, put("only-back", json!(round), json!({})));
-        let answers = store.at_once(vec![json!(forth), json!(back)]).await;
-        for answer in &answers {
-            assert_eq!(answer.status, 200, "round {round}: {}", text(answer));
-        }
-        let (forth, back) = (results(&answers[0]), results(&answers[1]));
-        // Whoever came first took both new keys.
-        assert_eq!(forth[8]["applied"], forth[9]["applied"], "round {round}");
-        assert_ne!(forth[8]["applied"], back[2]["applied"], "round {round}");
-        assert_eq!(back[1]["applied"], back[2]["applied"], "round {round}");
-    }
-    for key in &shared {
-        assert_eq!(store.row(key).await.unwrap().value, (2 * ROUNDS).to_string(), "{key}");
     }
 }
 

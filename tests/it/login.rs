@@ -1,6 +1,6 @@
 //! Signing in and out, and who one is.
 
-use crate::support::{Answer, Tenant, World, WorldBuilder, eventually};
+use crate::support::{Answer, Passage, Tenant, World, WorldBuilder, eventually};
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use serde_json::{Value, json};
 use std::{
@@ -9,11 +9,11 @@ use std::{
 };
 use uuid::Uuid;
 
-const SECRET: &str = "the signing secret of the login tests";
-const PASSWORD: &str = "correct horse battery staple";
-const GET: &str = "GET /api/v1/kv/ns/k";
+pub const SECRET: &str = "the signing secret of the login tests";
+pub const PASSWORD: &str = "correct horse battery staple";
+pub const GET: &str = "GET /api/v1/kv/ns/k";
 
-fn world() -> WorldBuilder {
+pub fn world() -> WorldBuilder {
     World::builder()
         .recorder()
         .env("QUEEN_PROXY_JWT_SECRET", SECRET)
@@ -21,7 +21,7 @@ fn world() -> WorldBuilder {
 }
 
 /// A user of a tenant with a password, and a role on the tenant's cluster.
-async fn user(world: &World, tenant: &Tenant, email: &str, password: Option<&str>, role: &str) -> Uuid {
+pub async fn user(world: &World, tenant: &Tenant, email: &str, password: Option<&str>, role: &str) -> Uuid {
     let mut control = world.control().await;
     let user = sqlx::query_scalar(
         "SELECT queen_proxy.create_user($1, $2, public.crypt($3, public.gen_salt('bf', 4)), 'local')",
@@ -42,7 +42,7 @@ async fn user(world: &World, tenant: &Tenant, email: &str, password: Option<&str
     user
 }
 
-fn form(fields: &[(&str, &str)]) -> String {
+pub fn form(fields: &[(&str, &str)]) -> String {
     let mut form = url::form_urlencoded::Serializer::new(String::new());
     for (name, value) in fields {
         form.append_pair(name, value);
@@ -50,22 +50,22 @@ fn form(fields: &[(&str, &str)]) -> String {
     form.finish()
 }
 
-async fn post_form(world: &World, headers: &str, fields: &[(&str, &str)]) -> Answer {
+pub async fn post_form(world: &World, headers: &str, fields: &[(&str, &str)]) -> Answer {
     let headers = format!("Host: x\r\nContent-Type: application/x-www-form-urlencoded\r\n{headers}");
     world.ask("POST /auth/login", &headers, &form(fields)).await
 }
 
-async fn sign_in(world: &World, email: &str, password: &str) -> Answer {
+pub async fn sign_in(world: &World, email: &str, password: &str) -> Answer {
     post_form(world, "", &[("email", email), ("password", password)]).await
 }
 
 /// `name=value` of the session cookie that an answer sets.
-fn cookie(answer: &Answer) -> String {
+pub fn cookie(answer: &Answer) -> String {
     let line = answer.header("set-cookie").unwrap_or_else(|| panic!("no cookie: {answer:?}"));
     line.split(';').next().unwrap().to_owned()
 }
 
-fn with(host: &str, cookie: &str, extra: &str) -> String {
+pub fn with(host: &str, cookie: &str, extra: &str) -> String {
     format!("Host: {host}\r\nCookie: {cookie}\r\n{extra}")
 }
 
@@ -124,7 +124,9 @@ async fn a_session_begins_with_a_password_and_ends_everywhere_with_a_logout() {
     let other = cookie(&sign_in(&world, "ann@acme.example", PASSWORD).await);
     // A page of another tenant under the same domain cannot end it.
     let foreign = with("x", &other, "Sec-Fetch-Site: same-site\r\nSec-Fetch-Mode: navigate\r\n");
-    assert_eq!(world.ask("POST /auth/logout", &foreign, "").await.status, 200);
+    let answer = world.ask("POST /auth/logout", &foreign, "").await;
+    assert_eq!((answer.status, answer.code()), (403, "forbidden".to_owned()));
+    assert!(answer.header("set-cookie").is_none(), "{answer:?}");
     let own = with("x", &session, "Sec-Fetch-Site: same-origin\r\nSec-Fetch-Mode: navigate\r\n");
     let out = world.ask("POST /auth/logout", &own, "").await;
     assert_eq!((out.status, out.json()), (200, json!({"ok": true})));
@@ -294,14 +296,18 @@ async fn nobody_is_believed_about_the_address_who_is_no_trusted_proxy() {
 async fn a_flood_of_sign_ins_is_cut_off_and_tenants_go_on() {
     let world = world()
         .env("QUEEN_PROXY_LOGIN_QUEUE", 2)
-        .env("QUEEN_PROXY_LOGIN_FAILURES_PER_ACCOUNT", 1_000)
+        .env("QUEEN_PROXY_TRUSTED_PROXIES", "127.0.0.1")
         .start()
         .await;
     let acme = world.tenant("acme").await;
     assert_eq!(world.ask(GET, &acme.headers(), "").await.status, 200);
     let attempts = (0..60).map(|n| {
         let world = &world;
-        async move { sign_in(world, &format!("nobody-{n}@acme.example"), "wrong").await }
+        let email = format!("nobody-{n}@acme.example");
+        async move {
+            let from = format!("X-Forwarded-For: 192.0.2.{n}\r\n");
+            post_form(world, &from, &[("email", &email), ("password", "wrong")]).await
+        }
     });
     let traffic = async {
         for _ in 0..100 {
@@ -449,11 +455,12 @@ async fn a_host_that_only_verifies_takes_sessions_over() {
     let acme = world.tenant("acme").await;
     let ann = user(&world, &acme, "ann@acme.example", Some(PASSWORD), "viewer").await;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-    let token = |user: Uuid, jti: &str, issuer: &str| {
-        let claims = json!({"sub": user, "iss": issuer, "exp": now + 600, "jti": jti, "role": "viewer"});
+    let until = |user: Uuid, jti: &str, issuer: &str, exp: u64| {
+        let claims = json!({"sub": user, "iss": issuer, "exp": exp, "jti": jti, "role": "viewer"});
         let key = EncodingKey::from_ed_der(key.to_pkcs8_der().unwrap().as_bytes());
         encode(&Header::new(Algorithm::EdDSA), &claims, &key).unwrap()
     };
+    let token = |user: Uuid, jti: &str, issuer: &str| until(user, jti, issuer, now + 600);
 
     let page = text(&world.ask("GET /auth/login", "Host: x\r\n", "").await);
     assert!(page.contains("https://portal.example/sign-in") && !page.contains("<form"), "{page}");
@@ -462,7 +469,9 @@ async fn a_host_that_only_verifies_takes_sessions_over() {
 
     let adopt = async |token: &str, next: &str, extra: &str| {
         let line = format!("GET /auth/session-token?{}", form(&[("token", token), ("next", next)]));
-        world.ask(&line, &format!("Host: x\r\nSec-Fetch-Mode: navigate\r\n{extra}"), "").await
+        let browser =
+            "Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: navigate\r\nSec-Fetch-Dest: document\r\n";
+        world.ask(&line, &format!("Host: x\r\n{browser}{extra}"), "").await
     };
     let good = token(ann, "one", "queen-proxy");
     let answer = adopt(&good, "/console", "").await;
@@ -480,17 +489,45 @@ async fn a_host_that_only_verifies_takes_sessions_over() {
 
     // A refusal is never a redirect, and nothing is minted here.
     let plain = cookie(&answer);
-    for refused in
-        [token(ann, "two", "somebody"), token(Uuid::new_v4(), "three", "queen-proxy"), "x".to_owned()]
-    {
+    for refused in [
+        token(ann, "two", "somebody"),
+        token(Uuid::new_v4(), "three", "queen-proxy"),
+        until(ann, "four", "queen-proxy", now + 31 * 24 * 3600),
+        until(ann, "five", "queen-proxy", u64::MAX),
+        "x".to_owned(),
+    ] {
         let answer = adopt(&refused, "/console", "").await;
         assert_eq!((answer.status, answer.code()), (401, "unauthorized".to_owned()));
         assert!(answer.header("set-cookie").is_none());
+    }
+    // Nobody but who goes to a page takes a session over, and never in the place of another user.
+    let line = format!("GET /auth/session-token?{}", form(&[("token", &good)]));
+    for browser in [
+        "Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: no-cors\r\nSec-Fetch-Dest: image\r\n",
+        "Sec-Fetch-Site: same-origin\r\nSec-Fetch-Mode: navigate\r\nSec-Fetch-Dest: iframe\r\n",
+        "Sec-Fetch-Site: same-origin\r\nSec-Fetch-Mode: cors\r\nSec-Fetch-Dest: empty\r\n",
+        "Sec-Fetch-Mode: navigate\r\n",
+    ] {
+        let answer = world.ask(&line, &format!("Host: x\r\n{browser}"), "").await;
+        assert_eq!((answer.status, answer.code()), (403, "forbidden".to_owned()), "{browser}");
+        assert!(answer.header("set-cookie").is_none());
+    }
+    assert_eq!(world.ask(&line, "Host: x\r\n", "").await.status, 303, "who says nothing is no such browser");
+    let eve = user(&world, &acme, "eve@acme.example", Some(PASSWORD), "viewer").await;
+    let hers = token(eve, "hers", "queen-proxy");
+    for name in ["queen_session", "queen_session_cell"] {
+        let answer = adopt(&hers, "/", &format!("Cookie: {name}={good}\r\n")).await;
+        assert_eq!((answer.status, answer.code()), (403, "forbidden".to_owned()), "{name}");
+        assert!(answer.header("set-cookie").is_none());
+        let again = token(ann, "again", "queen-proxy");
+        assert_eq!(adopt(&again, "/", &format!("Cookie: {name}={good}\r\n")).await.status, 303);
     }
     let mint = world.ask("GET /auth/session-token", &with("x", &plain, ""), "").await;
     assert_eq!((mint.status, mint.code()), (503, "not_configured".to_owned()));
     world.ask("POST /auth/logout", &with("x", &plain, ""), "").await;
     assert_eq!(adopt(&good, "/console", "").await.status, 401, "a session that has ended is not taken over");
+    let after = adopt(&hers, "/", &format!("Cookie: {plain}\r\n")).await;
+    assert_eq!(after.status, 303, "and stands in nobody's way");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -502,11 +539,11 @@ async fn a_logout_during_an_outage_is_made_up_for() {
     let asked =
         async |proxy: usize| world.ask_proxy(proxy, GET, &with(&acme.host(), &session, ""), "").await.status;
     assert_eq!((asked(0).await, asked(1).await), (200, 200));
-    world.relay().fall_silent();
+    world.relay().set(Passage::Silent);
     assert_eq!(sign_in(&world, "ann@acme.example", PASSWORD).await.status, 503);
     assert_eq!(world.ask("POST /auth/logout", &with("x", &session, ""), "").await.status, 200);
     assert_eq!(asked(0).await, 401);
-    world.relay().speak();
+    world.relay().set(Passage::Open);
     eventually("the other proxy hears of it", Duration::from_secs(20), async || {
         (asked(1).await == 401).then_some(())
     })

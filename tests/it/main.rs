@@ -6,6 +6,8 @@
 mod support;
 
 mod admin_commands;
+mod caps;
+mod cell_operations;
 mod cells;
 mod changes;
 mod configuration;
@@ -14,9 +16,18 @@ mod dev_command;
 mod front_door;
 mod hostile_requests;
 mod isolation;
+mod kv_console;
+mod kv_errors;
+mod kv_linearizability;
+mod kv_model;
+mod kv_races;
+mod kv_tables;
+mod kv_transaction;
 mod kv_vectors;
 mod login;
 mod metering;
 mod outages;
 mod published_clients;
+mod reconciling;
 mod sessions;
+mod sign_in_attacks;

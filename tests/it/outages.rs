@@ -1,6 +1,6 @@
 //! The control plane's database away, cut off and back, under traffic.
 
-use crate::support::{Tenant, World, eventually};
+use crate::support::{Passage, Tenant, World, eventually};
 use std::time::{Duration, Instant};
 
 const GET: &str = "GET /api/v1/kv/ns/k";
@@ -245,7 +245,7 @@ async fn a_black_holed_database_is_bridged_and_recovered_from() {
     let known = world.tenant("acme").await;
     let unknown = world.tenant("globex").await;
     assert_eq!(status(&world, &known).await, 200);
-    world.relay().fall_silent();
+    world.relay().set(Passage::Silent);
     let started = Instant::now();
     // Every entry has expired many times over by the end.
     while started.elapsed() < Duration::from_secs(3) {
@@ -255,7 +255,7 @@ async fn a_black_holed_database_is_bridged_and_recovered_from() {
     }
     let answer = world.ask("GET /api/v1/kv/ns/k", &unknown.headers(), "").await;
     assert_eq!((answer.status, answer.code()), (421, "cluster_unknown".to_owned()));
-    world.relay().speak();
+    world.relay().set(Passage::Open);
     eventually("the unknown tenant", Duration::from_secs(10), async || {
         (status(&world, &unknown).await == 200).then_some(())
     })

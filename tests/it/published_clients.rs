@@ -18,13 +18,17 @@ fn client(world: &World, tenant: &Tenant) -> Kv {
 }
 
 fn client_with(world: &World, host: &str, key: &str) -> Kv {
+    queen_with(world, host, key).kv()
+}
+
+fn queen_with(world: &World, host: &str, key: &str) -> Queen {
     let port = world.port();
     let config = Config::new(format!("http://127.0.0.1:{port}"))
         .host_header(format!("{host}:{port}"))
         .unwrap()
         .bearer_token(key)
         .retry_attempts(1);
-    Queen::connect(config).unwrap().kv()
+    Queen::connect(config).unwrap()
 }
 
 /// Status and code of a refusal; the cell has no code, its word is the message.
@@ -193,6 +197,52 @@ async fn the_rust_client_walks_its_own_keys_and_no_other_tenants() {
         assert_eq!(refusal(&error), (Some(status), code.to_owned()), "{key} of {ns}");
         assert!(!error.is_retryable());
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rust_client_commits_bundles_of_key_value_operations() {
+    let world = World::new().await;
+    let acme = world.tenant("acme").await;
+    let queen = queen_with(&world, &acme.host(), &acme.key);
+    let kv = queen.kv();
+    let hour = || Expiry::seconds(3600);
+    let bundle = || {
+        let counted = kv.incr(NS, "count", 2, Expiry::Forever).max(2).operation().unwrap();
+        let marked = queen.transaction().kv_put_if_absent(NS, "mark", json!("done"), hour()).unwrap();
+        let stated = marked.kv_put(NS, "state", json!({"n": 1.5}), hour()).unwrap().kv(counted);
+        stated.kv(KvOperation::get(NS, "state")).kv_delete(NS, "nothing")
+    };
+    let done = bundle().commit().await.unwrap();
+    assert!(done.success && done.lost_precondition().is_none() && !done.transaction_id.is_empty());
+    let slots: Vec<_> =
+        done.results.iter().map(|slot| (slot.index, slot.op_index, slot.op_type.as_str())).collect();
+    assert_eq!(slots, [0, 1, 2, 3, 4].map(|at| (at, Some(at), "kv")));
+    let results = done.kv_results();
+    assert_eq!(results.len(), 5, "every slot is readable as the client's own result");
+    assert!(results[0].applied() && results[1].applied() && results[3].found());
+    assert_eq!((results[2].counter(), results[3].version), (Ok(2), results[1].version));
+    assert_eq!((results[4].applied(), results[4].reason), (false, Some(KvReason::Absent)));
+
+    let lost = bundle().commit().await.unwrap().lost_precondition().expect("a redelivery");
+    assert_eq!(
+        (lost.failed_index, lost.reason, lost.version),
+        (Some(0), Some(KvReason::Exists), results[0].version)
+    );
+    assert_eq!(lost.value, Some(json!("done")));
+    assert_eq!(kv.get(NS, "count").await.unwrap().value, Some(json!(2)), "nothing was counted twice");
+
+    // What this cell does not have says so, and stores nothing.
+    let pushed =
+        queen.transaction().push("q", json!(1)).unwrap().kv_put(NS, "beside", json!(1), hour()).unwrap();
+    let error = pushed.commit().await.unwrap_err();
+    assert_eq!(error.status(), Some(400));
+    assert!(error.to_string().contains("push") && !error.is_retryable(), "{error}");
+    let checked =
+        queen.transaction().kv_check(NS, "mark", results[0].version.unwrap()).commit().await.unwrap_err();
+    assert!(checked.to_string().contains("kv_unknown_op"), "{checked}");
+    let checked = kv.check(NS, "mark", 0).await.unwrap_err();
+    assert_eq!((checked.status(), refusal(&checked).1.as_str()), (Some(400), "kv_bad_request"));
+    assert!(!kv.get(NS, "beside").await.unwrap().found());
 }
 
 /// Puts a tenant on billing hold and waits until the proxy knows.

@@ -36,8 +36,13 @@ impl SessionCookies {
         let secure = self.is_secure(https);
         let domain = self.domain.as_deref();
         let session = cookie(&self.name, "", 0, domain, secure);
-        let of_cell = cookie(&self.cell_name(secure), "", 0, None, secure);
-        session.into_iter().chain(of_cell).collect()
+        session.into_iter().chain(self.clearing_cell(https)).collect()
+    }
+
+    /// What makes a browser forget the cell's own, which would come before the other.
+    pub fn clearing_cell(&self, https: bool) -> Option<HeaderValue> {
+        let secure = self.is_secure(https);
+        cookie(&self.cell_name(secure), "", 0, None, secure)
     }
 
     fn cell_name(&self, secure: bool) -> String {

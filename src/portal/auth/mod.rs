@@ -1,6 +1,7 @@
 //! `/auth/*`: signing in and out, and who one is (proxy contract §6). On every host, without a cluster.
 
 mod cookies;
+mod guesses;
 mod pages;
 mod passwords;
 mod throttle;
@@ -8,7 +9,7 @@ mod who;
 
 use super::Reply;
 use crate::{
-    control::now_s,
+    control::{NotRevoked, now_s},
     domain::ids::{ClusterId, UserId},
     identity::{
         AuthError, Identity, is_from_elsewhere,
@@ -18,12 +19,12 @@ use crate::{
 };
 use bytes::Bytes;
 pub use cookies::SessionCookies;
+use guesses::{Guesses, account};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 pub use pages::PortalLink;
 use pages::{Pages, safe_next};
 use passwords::{Busy, Passwords};
 use serde_json::json;
-use sha2::{Digest, Sha256};
 use std::{borrow::Cow, net::IpAddr, sync::Arc, time::Instant};
 use throttle::{Throttle, TooMany, origin};
 use url::form_urlencoded;
@@ -35,6 +36,9 @@ pub const MAX_FORM: usize = 16 * 1024;
 const MAX_EMAIL: usize = 320;
 /// Life of a token from `/auth/session-token`, in seconds.
 const SESSION_TOKEN_S: u64 = 900;
+
+/// Tokens per user and minute from `/auth/session-token`; and sessions that are ended.
+const SESSIONS_PER_USER: u32 = 60;
 
 /// What an operator may set of all this.
 #[derive(Clone, Debug)]
@@ -51,9 +55,11 @@ pub struct AuthSettings {
     pub queue: usize,
     /// Attempts per client address and minute.
     pub attempts_per_address: u32,
-    /// Failures per account and minute.
+    /// Failures per account and client address, and minute.
+    pub failures_per_account_and_address: u32,
+    /// Failures per account and minute, from wherever.
     pub failures_per_account: u32,
-    /// Addresses, and accounts, that are counted at a time.
+    /// Addresses, accounts, and so on, that are counted at a time.
     pub max_tracked: usize,
 }
 
@@ -66,8 +72,10 @@ pub enum AuthRefusal {
     InvalidSession,
     /// The session, or its user, as on any route.
     Auth(AuthError),
-    /// A form on somebody else's page.
+    /// From somebody else's page.
     FromElsewhere,
+    /// A session is to replace the one of another user.
+    OtherUser,
     /// The body is no form.
     NoForm,
     /// Too many attempts; seconds until the next.
@@ -100,8 +108,9 @@ pub struct Auth {
     settings: AuthSettings,
     pages: Pages,
     passwords: Passwords,
-    addresses: Throttle<IpAddr>,
-    accounts: Throttle<[u8; 32]>,
+    guesses: Guesses,
+    minted: Throttle<UserId>,
+    ended: Throttle<UserId>,
 }
 
 /// The sign-in form as sent.
@@ -118,8 +127,9 @@ impl Auth {
         Ok(Self {
             pages: Pages::new(can_sign_in, settings.portal.clone()),
             passwords: Passwords::start(settings.workers, settings.queue)?,
-            addresses: Throttle::new(settings.attempts_per_address, settings.max_tracked),
-            accounts: Throttle::new(settings.failures_per_account, settings.max_tracked),
+            guesses: Guesses::new(&settings),
+            minted: Throttle::new(SESSIONS_PER_USER, settings.max_tracked),
+            ended: Throttle::new(SESSIONS_PER_USER, settings.max_tracked),
             identity,
             settings,
         })
@@ -140,29 +150,36 @@ impl Auth {
         if !self.identity.sessions.as_ref().is_some_and(SessionKeys::can_mint) {
             return Err(AuthRefusal::NotConfigured);
         }
-        let now = Instant::now();
-        self.addresses.take(origin(visit.client), now)?;
+        let (now, origin) = (Instant::now(), origin(visit.client));
+        self.guesses.by_address(origin, now)?;
         let form = Form::read(visit.headers, body).ok_or(AuthRefusal::NoForm)?;
         // Counted before the check, so that many at once are not one; and whether or not there is such an
         // account, so that being throttled tells nothing.
-        let account: [u8; 32] = Sha256::digest(&form.email).into();
-        self.accounts.take(account, now)?;
-        let user = self.check(&form).await.inspect_err(|_| self.accounts.give_back(account))?;
+        let account = account(&form.email);
+        self.guesses.of_account(account, origin, now)?;
+        let user = self.check(&form, origin).await.inspect_err(|_| {
+            self.guesses.nothing_wrong(account, origin);
+            self.guesses.nothing_tried(origin);
+        })?;
         let next = safe_next(form.next.as_deref());
         let Some(user) = user else {
             return Ok(self.page(401, next, true));
         };
-        self.accounts.give_back(account);
+        self.guesses.nothing_wrong(account, origin);
         if let Err(error) = self.identity.control.record_login(user).await {
             tracing::warn!(%error, "a sign-in is not in the audit");
         }
         let (token, _) = self.mint(user, None, self.settings.ttl_s)?;
         let cookie = self.settings.cookies.session(&token, self.settings.ttl_s, visit.https);
-        see_other(next, cookie)
+        let mut reply = see_other(next, cookie)?;
+        // A session of before that was handed over to this cell would come first.
+        let of_cell = self.settings.cookies.clearing_cell(visit.https);
+        reply.headers.extend(of_cell.map(|cookie| (header::SET_COOKIE, cookie)));
+        Ok(reply)
     }
 
     /// Whose email and password these are.
-    async fn check(&self, form: &Form<'_>) -> Result<Option<UserId>, AuthRefusal> {
+    async fn check(&self, form: &Form<'_>, origin: IpAddr) -> Result<Option<UserId>, AuthRefusal> {
         let can_exist = form.email.len() <= MAX_EMAIL && !form.email.contains('\0');
         let email = if can_exist { form.email.clone() } else { String::new() };
         let known = self.identity.control.login(email).await.map_err(|error| {
@@ -170,21 +187,45 @@ impl Auth {
             AuthRefusal::Unavailable
         })?;
         let (user, hash) = known.map(|login| (login.user, login.password_hash)).unzip();
-        let right = self.passwords.verify(form.password.clone().into_owned(), hash.flatten()).await?;
+        let password = form.password.clone().into_owned();
+        let right = self.passwords.verify(origin, password, hash.flatten()).await?;
         Ok(user.filter(|_| right))
     }
 
-    /// `POST /auth/logout`: revokes every session that was presented.
-    pub async fn log_out(&self, visit: &Visit<'_>) -> Reply {
-        let tokens = session_cookies(visit.headers, &self.identity.cookies).flatten();
-        for session in tokens.filter_map(|token| self.identity.verify(token)) {
-            self.identity.control.revoke(session.jti, session.expires, session.user).await;
+    /// `POST /auth/logout`: revokes every session that was presented. The cookies stay unless all of them are
+    /// written down as revoked, or will be.
+    pub async fn log_out(&self, visit: &Visit<'_>) -> Result<Reply, AuthRefusal> {
+        if is_from_elsewhere(visit.headers) {
+            return Err(AuthRefusal::FromElsewhere);
         }
+        let mut outcome = Ok(());
+        for session in self.presented(visit) {
+            outcome = self.end(session).await.and(outcome);
+        }
+        outcome?;
         let mut reply = Reply::json(&json!({ "ok": true }));
         for cookie in self.settings.cookies.clearing(visit.https) {
             reply.headers.push((header::SET_COOKIE, cookie));
         }
-        reply
+        Ok(reply)
+    }
+
+    async fn end(&self, session: Session) -> Result<(), AuthRefusal> {
+        self.ended.take(session.user, Instant::now())?;
+        let revoked = self.identity.control.revoke(session.jti.clone(), session.expires, session.user).await;
+        match revoked {
+            // Of a user that is gone no session can be revoked, and none is in force.
+            Err(NotRevoked) if self.identity.is_there(&session).await.is_ok() => {
+                Err(AuthRefusal::Unavailable)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The sessions in the cookies that are ours; they may be revoked.
+    fn presented(&self, visit: &Visit<'_>) -> Vec<Session> {
+        let tokens = session_cookies(visit.headers, &self.identity.cookies);
+        tokens.into_iter().filter_map(|token| self.identity.verify(token)).collect()
     }
 
     /// `GET /auth/session-token`: a short token for a script of the page, or a session handed over to a host
@@ -198,13 +239,30 @@ impl Auth {
         }
         let session = self.session(visit).await?;
         self.identity.is_there(&session).await.map_err(AuthRefusal::Auth)?;
-        let (token, _) = self.mint(session.user, session.cluster, SESSION_TOKEN_S)?;
-        Ok(Reply::json(&json!({ "token": token, "expires_in": SESSION_TOKEN_S })))
+        // No longer than the session itself, or tokens that beget tokens would never end.
+        let ttl_s = session.expires.saturating_sub(now_s()).min(SESSION_TOKEN_S);
+        if ttl_s == 0 {
+            return Err(AuthRefusal::InvalidSession);
+        }
+        self.minted.take(session.user, Instant::now())?;
+        let (token, _) = self.mint(session.user, session.cluster, ttl_s)?;
+        Ok(Reply::json(&json!({ "token": token, "expires_in": ttl_s })))
     }
 
     async fn adopt(&self, visit: &Visit<'_>, token: &str) -> Result<Reply, AuthRefusal> {
-        let session = self.identity.session(token).await.map_err(AuthRefusal::Auth)?;
+        if !is_place_to_go(visit.headers) {
+            return Err(AuthRefusal::FromElsewhere);
+        }
+        let session = self.identity.session(&[token]).await.map_err(AuthRefusal::Auth)?;
         self.identity.is_there(&session).await.map_err(AuthRefusal::Auth)?;
+        // A link must not put somebody else in the place of who is signed in.
+        let tokens = session_cookies(visit.headers, &self.identity.cookies);
+        for token in tokens {
+            let there = self.identity.session(&[token]).await;
+            if there.is_ok_and(|there| there.user != session.user) {
+                return Err(AuthRefusal::OtherUser);
+            }
+        }
         let rest = session.expires.saturating_sub(now_s());
         let next = parameter(visit.query, "next");
         see_other(safe_next(next.as_deref()), self.settings.cookies.of_cell(token, rest, visit.https))
@@ -212,8 +270,8 @@ impl Auth {
 
     /// The session in the cookie.
     async fn session(&self, visit: &Visit<'_>) -> Result<Session, AuthRefusal> {
-        let token = who::cookie(visit.headers, &self.identity).ok_or(AuthRefusal::NoSession)?;
-        self.identity.session(token).await.map_err(|error| match error {
+        let tokens = who::cookies(visit.headers, &self.identity).ok_or(AuthRefusal::NoSession)?;
+        self.identity.session(&tokens).await.map_err(|error| match error {
             AuthError::Invalid => AuthRefusal::InvalidSession,
             other => AuthRefusal::Auth(other),
         })
@@ -232,9 +290,9 @@ impl Auth {
     }
 
     fn page(&self, status: u16, next: &str, failed: bool) -> Reply {
-        let mut headers = unseen();
+        // Browsers say `Origin: null` for a form on a page that keeps its address from everybody.
+        let mut headers = unseen_but_by("same-origin");
         headers.push((header::CONTENT_SECURITY_POLICY, self.pages.policy()));
-        headers.push((header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")));
         Reply {
             status,
             content_type: "text/html; charset=utf-8",
@@ -285,10 +343,25 @@ fn see_other(next: &str, cookie: Option<HeaderValue>) -> Result<Reply, AuthRefus
 
 /// What says that an answer is nobody else's business.
 pub(super) fn unseen() -> Vec<(HeaderName, HeaderValue)> {
+    unseen_but_by("no-referrer")
+}
+
+/// The same, but for whom `referrer_policy` lets know of the address.
+fn unseen_but_by(referrer_policy: &'static str) -> Vec<(HeaderName, HeaderValue)> {
     vec![
         (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
-        (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+        (header::REFERRER_POLICY, HeaderValue::from_static(referrer_policy)),
+        (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
     ]
+}
+
+/// Whether somebody goes to a page, as far as a browser says: not an image, a frame or a script's request.
+fn is_place_to_go(headers: &HeaderMap) -> bool {
+    let said = |name: &str| headers.get(name).map(HeaderValue::as_bytes);
+    match (said("sec-fetch-site"), said("sec-fetch-mode"), said("sec-fetch-dest")) {
+        (None, None, None) => true,
+        (_, mode, dest) => mode == Some(b"navigate") && dest == Some(b"document"),
+    }
 }
 
 fn parameter<'q>(query: Option<&'q str>, name: &str) -> Option<Cow<'q, str>> {

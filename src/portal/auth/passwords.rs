@@ -2,14 +2,20 @@
 //! behind the traffic of tenants (proxy contract §6).
 
 use std::{
+    collections::HashMap,
+    net::IpAddr,
+    ops::Range,
     sync::{Arc, Mutex, PoisonError, mpsc},
     thread,
+    time::{Duration, Instant},
 };
 use tokio::sync::oneshot;
 
-/// What a password is checked against when there is no such user: the cost of those that the SQL functions
-/// and the admin commands set. Nobody knows its password.
-const NOBODY: &str = "$2b$10$dsh3CeZ5MVEyiRYGXzfDZuRD63/RIiRQizgKzIldn0H2NIlNyne6O";
+/// What a password is checked against when there is no such user, behind the cost. Nobody knows its password.
+const NOBODY: &str = "$dsh3CeZ5MVEyiRYGXzfDZuRD63/RIiRQizgKzIldn0H2NIlNyne6O";
+
+/// What a failed check costs at least: that of a hash as the admin commands set them.
+const COST: u32 = 10;
 
 /// The highest cost that is worked on: each step doubles the time, and one hash at cost 20 holds a thread
 /// for a minute.
@@ -18,17 +24,59 @@ const MAX_COST: u32 = 15;
 /// Nice value of the threads: with tenants' requests waiting, they get about a thirtieth of a core.
 const NICE: i32 = 15;
 
-/// The queue is full.
+/// Checks that one origin may have in the queue, so that it leaves room for others.
+const MAX_PER_ORIGIN: usize = 2;
+
+/// A check that has waited for so long is not done: its asker tries again or has gone.
+const MAX_WAIT: Duration = Duration::from_secs(5);
+
+/// There is no room in the queue, or no time left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Busy;
 
 /// The threads and the way to them.
-pub(super) struct Passwords(mpsc::SyncSender<Job>);
+pub(super) struct Passwords {
+    jobs: mpsc::SyncSender<Job>,
+    places: Arc<Places>,
+}
 
 struct Job {
     password: String,
     hash: Option<String>,
-    verdict: oneshot::Sender<bool>,
+    queued: Instant,
+    verdict: oneshot::Sender<Result<bool, Busy>>,
+    _place: Place,
+}
+
+/// Counts the checks of each origin.
+#[derive(Default)]
+struct Places(Mutex<HashMap<IpAddr, usize>>);
+
+/// One of them, until it is dropped.
+struct Place(Arc<Places>, IpAddr);
+
+impl Places {
+    fn take(self: &Arc<Self>, origin: IpAddr) -> Result<Place, Busy> {
+        let mut by_origin = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = by_origin.entry(origin).or_default();
+        if *taken >= MAX_PER_ORIGIN {
+            return Err(Busy);
+        }
+        *taken += 1;
+        Ok(Place(Arc::clone(self), origin))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut by_origin = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(taken) = by_origin.get_mut(&self.1) {
+            *taken -= 1;
+            if *taken == 0 {
+                by_origin.remove(&self.1);
+            }
+        }
+    }
 }
 
 impl Passwords {
@@ -40,16 +88,18 @@ impl Passwords {
             let receiver = Arc::clone(&receiver);
             thread::Builder::new().name("passwords".to_owned()).spawn(move || work(&receiver))?;
         }
-        Ok(Self(sender))
+        Ok(Self { jobs: sender, places: Arc::default() })
     }
 
-    /// Whether this is the password of that hash. Without a hash, or with one that is none, it takes as
-    /// long and is false. A check whose asker has gone is not done.
-    pub async fn verify(&self, password: String, hash: Option<String>) -> Result<bool, Busy> {
+    /// Whether this is the password of that hash; `origin` asks. Without a hash, or with one that is none, it
+    /// takes as long and is false. A check whose asker has gone is not done.
+    pub async fn verify(&self, origin: IpAddr, password: String, hash: Option<String>) -> Result<bool, Busy> {
+        let place = self.places.take(origin)?;
         let (verdict, answer) = oneshot::channel();
-        self.0.try_send(Job { password, hash, verdict }).map_err(|_| Busy)?;
+        let job = Job { password, hash, queued: Instant::now(), verdict, _place: place };
+        self.jobs.try_send(job).map_err(|_| Busy)?;
         // No answer: the thread has died of this job.
-        Ok(answer.await.unwrap_or(false))
+        answer.await.unwrap_or(Ok(false))
     }
 }
 
@@ -61,44 +111,68 @@ fn work(jobs: &Mutex<mpsc::Receiver<Job>>) {
         let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(job) = job else { return };
         if !job.verdict.is_closed() {
-            let _ = job.verdict.send(check(&job.password, job.hash.as_deref()));
+            let late = job.queued.elapsed() > MAX_WAIT;
+            let verdict = if late { Err(Busy) } else { Ok(check(&job.password, job.hash.as_deref())) };
+            let _ = job.verdict.send(verdict);
         }
     }
 }
 
 fn check(password: &str, hash: Option<&str>) -> bool {
-    let known = hash.filter(|hash| is_workable(hash));
+    let known = hash.and_then(|hash| Some((hash, workable_cost(hash)?)));
     // What lies beyond 72 bytes has never counted. A NUL cannot be in a password that was set here.
-    let right = bcrypt::verify(password, known.unwrap_or(NOBODY)).unwrap_or(false);
-    right && known.is_some()
+    let (right, done) = match known.map(|(hash, cost)| (bcrypt::verify(password, hash), cost)) {
+        Some((Ok(right), cost)) => (right, Some(cost)),
+        _ => (false, None),
+    };
+    if !right {
+        for cost in rest(done) {
+            let _ = std::hint::black_box(bcrypt::verify(password, &format!("$2b${cost:02}{NOBODY}")));
+        }
+    }
+    right
 }
 
-fn is_workable(hash: &str) -> bool {
+/// The costs of the checks that make up for what a failed one at this cost lacks, so that how long it took
+/// does not tell who has an account: each step of the cost doubles the work, so the check of a hash and one
+/// more at its cost and at each above it are as much as one at [`COST`]. A higher cost still shows.
+fn rest(done: Option<u32>) -> Range<u32> {
+    match done {
+        Some(cost) => cost..COST,
+        None => COST..COST + 1,
+    }
+}
+
+fn workable_cost(hash: &str) -> Option<u32> {
     let cost = hash.parse::<bcrypt::HashParts>().ok().map(|parts| parts.get_cost());
     match cost {
-        Some(cost) if cost <= MAX_COST => true,
+        Some(cost) if cost <= MAX_COST => Some(cost),
         Some(cost) => {
             tracing::warn!(cost, max = MAX_COST, "a user's password hash costs more than is worked on here");
-            false
+            None
         }
         None => {
             tracing::warn!("a user's password hash is not one of bcrypt");
-            false
+            None
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Busy, NOBODY, Passwords, check, is_workable};
-    use std::sync::mpsc;
+    use super::{Busy, COST, Job, MAX_WAIT, NOBODY, Passwords, Places, check, rest, work};
+    use std::{
+        net::IpAddr,
+        sync::{Arc, Mutex, mpsc},
+        time::{Duration, Instant},
+    };
+    use tokio::sync::oneshot;
 
     // Of "correct horse", with the prefix that pgcrypto writes.
     const BY_PGCRYPTO: &str = "$2a$04$abcdefghijklmnopqrstuujydOTSfIH/d5oUHpsygqV5X9xJLQc6e";
 
     #[test]
     fn passwords_and_hashes() {
-        assert!(is_workable(NOBODY));
         let long = "x".repeat(72);
         let hash = bcrypt::hash(&long, 4).unwrap();
         let tail = hash.strip_prefix("$2b$").unwrap();
@@ -120,15 +194,82 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_failed_check_is_as_much_work_for_every_hash_up_to_the_usual_cost() {
+        assert!(bcrypt::verify("x", &format!("$2b${COST}{NOBODY}")).is_ok());
+        let work =
+            |done: Option<u32>| done.into_iter().chain(rest(done)).map(|cost| 1_u64 << cost).sum::<u64>();
+        for done in [None, Some(4), Some(5), Some(8), Some(9), Some(COST)] {
+            assert_eq!(work(done), 1 << COST, "{done:?}");
+        }
+        assert_eq!(work(Some(12)), 1 << 12);
+        let quickest = |hash: Option<&str>| {
+            let time = || {
+                let began = Instant::now();
+                assert!(!check("wrong", hash));
+                began.elapsed()
+            };
+            (0..3).map(|_| time()).min().unwrap()
+        };
+        // By a wide margin: at cost 4 alone it would be a 64th.
+        assert!(quickest(Some(BY_PGCRYPTO)) > quickest(None) / 2);
+    }
+
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
     #[tokio::test]
     async fn more_than_the_queue_is_refused() {
         // No thread takes anything out.
-        let (sender, _jobs) = mpsc::sync_channel(1);
-        let passwords = Passwords(sender);
-        let first = passwords.verify(String::new(), None);
+        let (jobs, _jobs) = mpsc::sync_channel(1);
+        let passwords = Passwords { jobs, places: Arc::default() };
+        let first = passwords.verify(HERE, String::new(), None);
         tokio::pin!(first);
         assert!(futures_now(first.as_mut()).await.is_none());
-        assert_eq!(passwords.verify(String::new(), None).await, Err(Busy));
+        assert_eq!(passwords.verify(HERE, String::new(), None).await, Err(Busy));
+    }
+
+    #[tokio::test]
+    async fn one_origin_has_two_places_in_the_queue() {
+        let (jobs, waiting) = mpsc::sync_channel(9);
+        let passwords = Passwords { jobs, places: Arc::default() };
+        let verify = |origin| Box::pin(passwords.verify(origin, String::new(), None));
+        let (mut first, mut second, mut third) = (verify(HERE), verify(HERE), verify(HERE));
+        assert!(futures_now(&mut first).await.is_none());
+        assert!(futures_now(&mut second).await.is_none());
+        assert_eq!(futures_now(&mut third).await, Some(Err(Busy)));
+        let other = IpAddr::V6(std::net::Ipv6Addr::LOCALHOST);
+        assert!(futures_now(&mut verify(other)).await.is_none());
+        // A place is free when the check is done, not when its asker goes.
+        drop(first);
+        assert_eq!(futures_now(&mut verify(HERE)).await, Some(Err(Busy)));
+        drop(waiting.recv());
+        assert!(futures_now(&mut verify(HERE)).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn what_has_waited_too_long_is_not_checked() {
+        let (sender, jobs) = mpsc::sync_channel(2);
+        let places: Arc<Places> = Arc::default();
+        let mut answers = Vec::new();
+        for waited in [MAX_WAIT + Duration::from_secs(1), Duration::ZERO] {
+            let (verdict, answer) = oneshot::channel();
+            let queued = Instant::now().checked_sub(waited).unwrap();
+            let hash = Some(BY_PGCRYPTO.to_owned());
+            let place = places.take(HERE).unwrap();
+            let password = "correct horse".to_owned();
+            sender.send(Job { password, hash, queued, verdict, _place: place }).unwrap();
+            answers.push(answer);
+        }
+        drop(sender);
+        // On a thread of its own, which gives its priority away.
+        let jobs = Mutex::new(jobs);
+        std::thread::spawn(move || work(&jobs)).join().unwrap();
+        let mut verdicts = Vec::new();
+        for answer in answers {
+            verdicts.push(answer.await.unwrap());
+        }
+        assert_eq!(verdicts, [Err(Busy), Ok(true)]);
+        assert!(places.0.lock().unwrap().is_empty());
     }
 
     /// What a future comes to without waiting.

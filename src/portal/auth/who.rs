@@ -16,10 +16,10 @@ use std::sync::Arc;
 /// The cluster that the request acts on, and as whom: what the data plane would say.
 pub type Acting = (Arc<Cluster>, Principal);
 
-/// The session cookie; a bearer is none.
-pub(super) fn cookie<'h>(headers: &'h HeaderMap, identity: &Identity) -> Option<&'h str> {
+/// The session cookies; a bearer is none.
+pub(super) fn cookies<'h>(headers: &'h HeaderMap, identity: &Identity) -> Option<Vec<&'h str>> {
     match credential(headers, &identity.cookies) {
-        Credential::Session(token) if !headers.contains_key(AUTHORIZATION) => Some(token),
+        Credential::Session(tokens) if !headers.contains_key(AUTHORIZATION) => Some(tokens),
         _ => None,
     }
 }

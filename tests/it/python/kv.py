@@ -171,6 +171,40 @@ async def refusals(kv):
     assert error.detail and "forever" in error.detail, f"detail for people: {error.detail!r}"
 
 
+async def bundles(queen):
+    """Transactions that carry key/value operations alone."""
+    tx = queen.transaction().once(NS, "tx:mark", ttl_seconds=60)
+    tx = tx.kv.put(NS, "tx:state", {"n": 1}, until=datetime.now(timezone.utc) + timedelta(hours=1))
+    tx = tx.kv.incr(NS, "tx:count", delta=2, forever=True).kv.get(NS, "tx:state").kv.get_many(NS, ["tx:mark", "nope"])
+    done = await tx.kv.delete(NS, "nothing").commit()
+    assert done, f"committed: {done!r}"
+    same("slots", [(r["index"], r["opIndex"], r["type"], r["op"]) for r in done["results"]], [
+        (i, i, "kv", op) for i, op in enumerate(["putIfAbsent", "put", "incr", "get", "getMany", "delete"])])
+    fields("counted", done["results"][2], applied=True, value=2)
+    fields("read", done["results"][3], found=True, value={"n": 1}, version=done["results"][1]["version"])
+    fields("read of many", done["results"][4], missing=["nope"])
+    fields("lost without required", done["results"][5], applied=False, reason="absent")
+
+    again = await queen.transaction().kv.put(NS, "tx:beside", 1, forever=True).once(NS, "tx:mark", forever=True).commit()
+    assert not again, "a redelivery is false, and no error"
+    fields("redelivery", again, success=False, ok=False, reason="kv_precondition", failedIndex=1, kvReason="exists",
+           version=done["results"][0]["version"], value=done["results"][0]["value"], results=[])
+    same("its other half", (await queen.kv.get(NS, "tx:beside"))["found"], False)
+
+    push = queen.transaction().queue("q").push({"data": 1}).kv.put(NS, "tx:beside", 1, forever=True)
+    for what, tx, word in [
+        ("a push", push, "push"),
+        ("two writes of a key", queen.transaction().kv.delete(NS, "k").kv.delete(NS, "k"), "kv_duplicate_key_in_call"),
+    ]:
+        try:
+            result = await tx.commit()
+        except Exception as error:
+            assert word in str(error), f"{what}: {error}"
+        else:
+            raise AssertionError(f"{what} must raise, got {result!r}")
+    same("nothing stored", (await queen.kv.get(NS, "tx:beside"))["found"], False)
+
+
 async def two_tenants(own, other):
     await own.put(NS, "shared", "own", forever=True)
     same("the other sees nothing", (await other.get(NS, "shared"))["found"], False)
@@ -186,6 +220,7 @@ async def walk(url, host, key, other_host, other_key):
     async with client(url, host, key) as own, client(url, other_host, other_key) as other:
         for part in (one_key, preconditions, counters, many_keys, batches, refusals):
             await part(own.kv)
+        await bundles(own)
         await two_tenants(own.kv, other.kv)
     async with client(url, host, other_key) as stranger:
         await refused("another tenant's key", stranger.kv.get(NS, "shared"), 403, "forbidden")

@@ -11,10 +11,16 @@ mod world;
 pub use process::{Process, free_port};
 pub use raw::{Answer, Socket};
 pub use recorder::{Recorder, Reply};
-pub use relay::Relay;
+pub use relay::{Passage, Relay};
 pub use world::{Tenant, World, WorldBuilder};
 
 use std::time::{Duration, Instant};
+
+/// Rounds of a test that is run at full size by hand: `QUEEN_TEST_ROUNDS` when set, else `usual`.
+pub fn rounds(usual: u32) -> u32 {
+    std::env::var("QUEEN_TEST_ROUNDS")
+        .map_or(usual, |text| text.parse().expect("QUEEN_TEST_ROUNDS: a number"))
+}
 
 /// Waits until `probe` yields something, asking every 5 ms; panics with `what` after `limit`.
 pub async fn eventually<T>(what: &str, limit: Duration, mut probe: impl AsyncFnMut() -> Option<T>) -> T {

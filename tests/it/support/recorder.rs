@@ -2,6 +2,7 @@
 //! would not show (its connections, its headers) or not do (be late, break off).
 
 use std::{
+    collections::HashMap,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -48,6 +49,8 @@ pub enum Reply {
     Switch,
     /// It does not take the secret.
     Unauthorized,
+    /// This status and this body.
+    Text(u16, String),
 }
 
 /// See the module.
@@ -61,8 +64,20 @@ pub struct Recorder {
 struct State {
     requests: Mutex<Vec<Recorded>>,
     reply: Mutex<Reply>,
+    listings: Mutex<HashMap<String, Reply>>,
     connections: AtomicUsize,
     abandoned: AtomicUsize,
+}
+
+impl State {
+    fn reply_to(&self, request: &Recorded) -> Reply {
+        let listings = self.listings.lock().unwrap();
+        let listing = request.line.starts_with("GET /api/v1/resources/queues?");
+        let tenants = request.all("x-queen-tenant");
+        let tenant = tenants.first().filter(|_| listing);
+        let reply = tenant.and_then(|tenant| listings.get(*tenant)).cloned();
+        reply.unwrap_or_else(|| self.reply.lock().unwrap().clone())
+    }
 }
 
 impl Recorder {
@@ -73,6 +88,7 @@ impl Recorder {
         let state = Arc::new(State {
             requests: Mutex::default(),
             reply: Mutex::new(Reply::Json("{}")),
+            listings: Mutex::default(),
             connections: AtomicUsize::new(0),
             abandoned: AtomicUsize::new(0),
         });
@@ -89,6 +105,11 @@ impl Recorder {
     /// Changes how it answers.
     pub fn reply(&self, reply: Reply) {
         *self.state.reply.lock().unwrap() = reply;
+    }
+
+    /// Changes how it answers who asks for the queues of a tenant, named as in `x-queen-tenant`.
+    pub fn list(&self, tenant: uuid::Uuid, reply: Reply) {
+        self.state.listings.lock().unwrap().insert(tenant.to_string(), reply);
     }
 
     /// What it has got, and forgets it.
@@ -121,10 +142,16 @@ impl Drop for Recorder {
 async fn serve(mut stream: TcpStream, state: Arc<State>) {
     let mut unread = Vec::new();
     while let Some(request) = read_request(&mut stream, &mut unread).await {
+        let reply = state.reply_to(&request);
         state.requests.lock().unwrap().push(request);
-        let reply = state.reply.lock().unwrap().clone();
+        let mut status = 200;
+        let text;
         let body = match reply {
             Reply::Json(body) => body,
+            Reply::Text(other, body) => {
+                (status, text) = (other, body);
+                &text
+            }
             Reply::Late(delay) => {
                 if gone(&mut stream, Some(delay)).await {
                     state.abandoned.fetch_add(1, Ordering::SeqCst);
@@ -152,7 +179,7 @@ async fn serve(mut stream: TcpStream, state: Arc<State>) {
             }
         };
         let answer = format!(
-            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nx-queen-request-id: from-the-cell\r\nx-queen-tenant: secret\r\ncontent-length: {}\r\n\r\n{body}",
+            "HTTP/1.1 {status} OK\r\ncontent-type: application/json\r\nx-queen-request-id: from-the-cell\r\nx-queen-tenant: secret\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         );
         if stream.write_all(answer.as_bytes()).await.is_err() {

@@ -2,7 +2,7 @@
 
 use super::{Process, Recorder, Relay, Socket, eventually, free_port, secrets};
 use queen_proxy::{
-    config::proxy::ProxyConfig,
+    config::proxy::{ProxyConfig, PxdbConfig},
     control::migrate::migrate,
     dev::postgres::{Postgres, Settings, USER},
 };
@@ -118,11 +118,13 @@ impl Tenant {
 pub struct WorldBuilder {
     proxies: usize,
     environment: Vec<(String, String)>,
+    cell_environment: Vec<(String, String)>,
     own_control_postgres: bool,
     own_cell_postgres: bool,
     recorder: bool,
     relay: bool,
     proxies_migrate: bool,
+    cell_behind_relay: bool,
 }
 
 impl WorldBuilder {
@@ -148,6 +150,19 @@ impl WorldBuilder {
     #[allow(clippy::needless_pass_by_value)] // numbers and texts read best at the place of use
     pub fn env(mut self, name: &str, value: impl ToString) -> Self {
         self.environment.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// A variable of the cells' environment.
+    #[allow(clippy::needless_pass_by_value)] // as above
+    pub fn cell_env(mut self, name: &str, value: impl ToString) -> Self {
+        self.cell_environment.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// A relay between the cell and its database, which the test may silence or cut.
+    pub fn cell_behind_relay(mut self) -> Self {
+        self.cell_behind_relay = true;
         self
     }
 
@@ -178,7 +193,13 @@ impl WorldBuilder {
         create(&control_server, &control_db).await;
         let folder = TempDir::new().unwrap();
         let secret = format!("cell-secret-{}", Uuid::new_v4().simple());
-        let (mut cell, mut recorder) = (None, None);
+        let (mut cell, mut recorder, mut cell_relay) = (None, None, None);
+        let mut cell_environment = self.cell_environment;
+        if self.cell_behind_relay {
+            let started = Relay::start(server.port()).await;
+            cell_environment.push(("PG_PORT".to_owned(), started.port.to_string()));
+            cell_relay = Some(started);
+        }
         let cell_port = if self.recorder {
             let started = Recorder::start().await;
             let port = started.port;
@@ -187,7 +208,7 @@ impl WorldBuilder {
         } else {
             create(&server, &cell_db).await;
             let port = free_port();
-            cell = Some(start_cell(&server, &cell_db, port, &secret, &folder));
+            cell = Some(start_cell(&server, &cell_db, port, &secret, &cell_environment, &folder));
             port
         };
         let relay = if self.relay { Some(Relay::start(control_server.port()).await) } else { None };
@@ -202,6 +223,8 @@ impl WorldBuilder {
             cell_id: Uuid::nil(),
             cell,
             recorder,
+            cell_relay,
+            cell_environment,
             proxies: Vec::new(),
             environment: self.environment,
             proxies_migrate: self.proxies_migrate,
@@ -248,9 +271,12 @@ pub struct World {
     pub recorder: Option<Recorder>,
     /// The way of the proxies to pxdb, when one was asked for.
     pub relay: Option<Relay>,
+    /// What is between the cell and its database, when it was asked for.
+    pub cell_relay: Option<Relay>,
     /// Each with its port.
     pub proxies: Vec<(u16, Process)>,
     environment: Vec<(String, String)>,
+    cell_environment: Vec<(String, String)>,
     proxies_migrate: bool,
     folder: TempDir,
 }
@@ -266,11 +292,13 @@ impl World {
         WorldBuilder {
             proxies: 1,
             environment: Vec::new(),
+            cell_environment: Vec::new(),
             own_control_postgres: false,
             own_cell_postgres: false,
             recorder: false,
             relay: false,
             proxies_migrate: false,
+            cell_behind_relay: false,
         }
     }
 
@@ -295,6 +323,10 @@ impl World {
             ("QUEEN_PROXY_BIND_ADDR", "127.0.0.1".to_owned()),
             ("QUEEN_PROXY_PORT", port.to_string()),
             ("QUEEN_PROXY_WORKER_THREADS", "2".to_owned()),
+            ("QUEEN_PROXY_ADMIN_ADDR", "off".to_owned()),
+            // Recorders would count the proxy's own requests.
+            ("QUEEN_PROXY_RECONCILE_MS", "1000000000".to_owned()),
+            ("QUEEN_PROXY_STORAGE_REFRESH_MS", "1000000000".to_owned()),
             ("PXDB_HOST", "127.0.0.1".to_owned()),
             ("PXDB_PORT", self.control_server.port().to_string()),
             ("PXDB_USER", USER.to_owned()),
@@ -320,6 +352,11 @@ impl World {
         let own = [("PXDB_USER", PROXY_ROLE), ("PXDB_PASSWORD", PROXY_PASSWORD)];
         let own = own.iter().chain(more).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         ProxyConfig::load(self.proxy_environment(1).into_iter().chain(own), None).unwrap().0
+    }
+
+    /// How a proxy of this world reaches the control plane, under the proxies' role.
+    pub fn pxdb_of_a_proxy(&self) -> PxdbConfig {
+        self.config(&[]).pxdb.unwrap()
     }
 
     /// Migrates, and makes the role under which the proxies of the tests run: the one that
@@ -372,9 +409,35 @@ impl World {
     /// Kills the cell and starts it again on the same port and database.
     pub async fn restart_cell(&mut self) {
         self.cell = None;
-        self.cell =
-            Some(start_cell(&self.server, &self.cell_db, self.cell_port, &self.cell_secret, &self.folder));
+        self.cell = Some(self.start_cell(self.cell_port));
         wait_for_health(self.cell_port).await;
+    }
+
+    /// Starts another cell on the same database; no proxy knows of it.
+    pub async fn another_cell(&self) -> (u16, Process) {
+        let port = free_port();
+        let process = self.start_cell(port);
+        wait_for_health(port).await;
+        (port, process)
+    }
+
+    fn start_cell(&self, port: u16) -> Process {
+        let environment = &self.cell_environment;
+        start_cell(&self.server, &self.cell_db, port, &self.cell_secret, environment, &self.folder)
+    }
+
+    /// The first line and the headers of a request as the proxy would send it to a cell for `tenant`.
+    pub fn cell_head(&self, line: &str, tenant: Uuid) -> String {
+        format!(
+            "{line} HTTP/1.1\r\nHost: cell\r\nAuthorization: Bearer {}\r\nx-queen-tenant: {tenant}\r\n",
+            self.cell_secret
+        )
+    }
+
+    /// One request straight to a cell.
+    pub async fn ask_cell(&self, port: u16, line: &str, tenant: Uuid, body: &str) -> super::Answer {
+        let request = format!("{}Content-Length: {}\r\n\r\n{body}", self.cell_head(line, tenant), body.len());
+        Socket::open(port).await.ask(request).await
     }
 
     /// A superuser's connection to the control plane.
@@ -407,7 +470,8 @@ impl World {
         .unwrap()
     }
 
-    /// A tenant with cluster `<name>-prod` and a key.
+    /// A tenant with cluster `<name>-prod` and a key. Its rates are unlimited: tests ask faster than the
+    /// plan allows.
     pub async fn tenant(&self, name: &str) -> Tenant {
         let slug = format!("{name}-prod");
         let (tenant, cluster, key): (Uuid, Uuid, String) = sqlx::query_as(
@@ -421,6 +485,12 @@ impl World {
         .fetch_one(&mut self.control().await)
         .await
         .unwrap();
+        self.sql(&format!(
+            r#"UPDATE queen_proxy.clusters
+                  SET limit_overrides = '{{"max_req_per_sec": null, "max_msgs_per_sec": null}}'
+                WHERE id = '{cluster}'"#
+        ))
+        .await;
         Tenant { tenant, cluster, slug, key }
     }
 
@@ -452,7 +522,14 @@ impl World {
     }
 }
 
-fn start_cell(server: &Postgresql, database: &str, port: u16, secret: &str, folder: &TempDir) -> Process {
+fn start_cell(
+    server: &Postgresql,
+    database: &str,
+    port: u16,
+    secret: &str,
+    more: &[(String, String)],
+    folder: &TempDir,
+) -> Process {
     let environment = [
         ("HOST", "127.0.0.1".to_owned()),
         ("PORT", port.to_string()),
@@ -465,8 +542,15 @@ fn start_cell(server: &Postgresql, database: &str, port: u16, secret: &str, fold
         ("QUEEN_TENANCY_HEADER", "true".to_owned()),
         ("QUEEN_KV_TRUSTED_PROXY", "true".to_owned()),
         ("QUEEN_CELL_SECRET", secret.to_owned()),
+        // Tests that are not about rates should not meet any.
+        ("QUEEN_KV_READ_RATE", "1000000".to_owned()),
+        ("QUEEN_KV_READ_BURST", "1000000".to_owned()),
+        ("QUEEN_KV_WRITE_RATE", "1000000".to_owned()),
+        ("QUEEN_KV_WRITE_BURST", "1000000".to_owned()),
+        ("QUEEN_KV_CELL_RATE", "0".to_owned()),
     ]
     .map(|(name, value)| (name.to_owned(), value));
+    let environment = [&environment[..], more].concat();
     Process::start("queen-cell", env!("CARGO_BIN_EXE_queen-cell"), &["serve"], &environment, folder.path())
 }
 

@@ -1,0 +1,4 @@
+#![no_main]
+use queen_proxy_fuzz::{compare, naive::Kind, policy::inspect};
+
+libfuzzer_sys::fuzz_target!(|body: &[u8]| compare(body, Kind::Cycle, inspect::cycle));

@@ -1,0 +1,196 @@
+//! One request against all limits: evaluated together, taken from together or not at all (D9).
+
+use super::{
+    ClusterLimits, Limiter,
+    admission::{Caps, HashedPair},
+    bucket::Rate,
+    clock::Clock,
+    decision::{Decision, Limit, Mode, Outcome},
+    number,
+    parked::{Full, Gauge, Slot},
+    pending::QueueRow,
+};
+use crate::{
+    domain::limits::{Cap, Limits},
+    policy::inspect::{Heaviest, Pairs, Retention},
+};
+use std::sync::Arc;
+
+/// Seconds after which a client that found no place to wait may try again.
+const PARKED_RETRY_AFTER: u64 = 5;
+
+/// What one request asks for.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Request<'r> {
+    /// Messages it puts in.
+    pub messages: u64,
+    /// Whether the cap on batch items applies to these messages.
+    pub is_batch: bool,
+    /// The largest payload where the cap on payloads applies.
+    pub heaviest: Option<Heaviest>,
+    /// Payload bytes it adds to what the cluster keeps.
+    pub payload_bytes: u64,
+    /// Queues and partitions it may create.
+    pub pairs: Option<&'r Pairs<'r>>,
+    /// Retentions it sets.
+    pub retention: &'r [Retention],
+    /// It is a waiting pop on this cell, named the same way each time.
+    pub parks_at: Option<&'r str>,
+}
+
+/// The decision on a request, and what it holds.
+#[derive(Debug)]
+pub struct Verdict {
+    /// What each limit says.
+    pub decision: Decision,
+    /// The place of a waiting pop that goes on: keep it until the answer's head is there.
+    pub slot: Option<Slot>,
+}
+
+impl<C: Clock> Limiter<C> {
+    /// Whether a request has a token to come by, which it does not take: asked before a body is read,
+    /// so that a flood is refused early. Only the rate of requests is in the decision.
+    pub fn peek(&self, cluster: &ClusterLimits, limits: &Limits) -> Decision {
+        let mut decision = Decision::default();
+        if let Some(rate) = Rate::of(limits.max_req_per_sec, limits.req_burst) {
+            let reading = cluster.lock().requests.check(rate, self.clock.now(), 1);
+            decision.set(Outcome::of_rate(Limit::Requests, reading));
+        }
+        decision
+    }
+
+    /// Evaluates every limit of a request, and takes from all of them when none denies; a request
+    /// that is refused, or in shadow mode would be, takes nothing. What goes on in spite of a denial
+    /// still holds its slot and counts its bytes, which are facts.
+    pub fn evaluate(
+        &self,
+        cluster: &ClusterLimits,
+        request: &Request<'_>,
+        limits: &Limits,
+        mode: Mode,
+    ) -> Verdict {
+        let mut decision = Decision::default();
+        self.sizes(&mut decision, request, limits);
+        let pairs = request.pairs.map(Pairs::list).unwrap_or_default();
+        let hashed: Vec<HashedPair> = pairs.iter().map(|pair| self.names.hash_pair(pair)).collect();
+        let caps = Caps { queues: limits.max_queues, partitions: limits.max_partitions_per_queue };
+        let cell = request.parks_at.map(|cell| self.cell(cell));
+
+        let now = self.clock.now();
+        let mut state = cluster.lock();
+        if let (Some(max), true) = (number(limits.max_retained_bytes), request.payload_bytes > 0) {
+            let (used, blocked) =
+                (cluster.storage.estimate(), cluster.storage.is_blocked(limits.max_retained_bytes));
+            decision.set(Outcome::plain(Limit::RetainedBytes, max, used, blocked));
+        }
+        let requests = Rate::of(limits.max_req_per_sec, limits.req_burst);
+        if let Some(rate) = requests {
+            decision.set(Outcome::of_rate(Limit::Requests, state.requests.check(rate, now, 1)));
+        }
+        let messages = Rate::of(limits.max_msgs_per_sec, limits.msgs_burst).filter(|_| request.messages > 0);
+        if let Some(rate) = messages {
+            let reading = state.messages.check(rate, now, request.messages);
+            decision.set(Outcome::of_rate(Limit::Messages, reading));
+        }
+        let plan = state.admission.evaluate(&hashed, caps);
+        if let Err(too_many) = plan {
+            decision.set(too_many.outcome(caps));
+        } else if request.pairs.is_some_and(Pairs::overflow) {
+            overflow(&mut decision, pairs.len(), caps);
+        }
+        let slot = cell.and_then(|cell| {
+            let denied = decision.denials().next().is_some();
+            self.park(&mut decision, cluster, &cell, limits.max_parked_pops, denied, mode)
+        });
+        let mut projected = Vec::new();
+        if decision.denials().next().is_none() {
+            if let Some(rate) = requests {
+                state.requests.take(1);
+                decision.set(Outcome::of_rate(Limit::Requests, state.requests.check(rate, now, 0)));
+            }
+            if let Some(rate) = messages {
+                state.messages.take(request.messages);
+                decision.set(Outcome::of_rate(Limit::Messages, state.messages.check(rate, now, 0)));
+            }
+            if let Ok(plan) = plan {
+                projected = state.admission.record(&plan, now, self.settings.max_names);
+            }
+        }
+        if decision.refusal(mode).is_none() {
+            cluster.storage.accept(request.payload_bytes);
+        }
+        drop(state);
+        for row in projected {
+            let name = Box::from(&*pairs[row.pair].queue);
+            self.pending.add(QueueRow { cluster: cluster.id(), name, partitions: row.partitions });
+        }
+        Verdict { decision, slot }
+    }
+
+    fn sizes(&self, decision: &mut Decision, request: &Request<'_>, limits: &Limits) {
+        if let (Some(max), Some(heaviest)) = (number(limits.max_payload_bytes), request.heaviest) {
+            let mut outcome = Outcome::plain(Limit::PayloadBytes, max, heaviest.bytes, heaviest.bytes > max);
+            outcome.index = usize::try_from(heaviest.index).ok();
+            decision.set(outcome);
+        }
+        if request.is_batch {
+            let max = number(limits.max_batch_items).unwrap_or(self.settings.max_batch_items);
+            decision.set(Outcome::plain(Limit::BatchItems, max, request.messages, request.messages > max));
+        }
+        if let (Some(max), false) = (number(limits.max_retention_seconds), request.retention.is_empty()) {
+            let seconds = |retention: &Retention| u64::try_from(retention.seconds).unwrap_or(0);
+            let index = request.retention.iter().position(|retention| seconds(retention) > max);
+            let used = seconds(&request.retention[index.unwrap_or(0)]);
+            let mut outcome = Outcome::plain(Limit::Retention, max, used, index.is_some());
+            outcome.index = index;
+            decision.set(outcome);
+        }
+    }
+
+    fn park(
+        &self,
+        decision: &mut Decision,
+        cluster: &ClusterLimits,
+        cell: &Arc<Gauge>,
+        cap: Cap,
+        denied: bool,
+        mode: Mode,
+    ) -> Option<Slot> {
+        let max = number(cap);
+        let cell_max = self.settings.max_cell_parked;
+        let (mut mine, mut cells) = (cluster.parked.waiting(), cell.waiting());
+        let mut full = (max.is_some_and(|max| mine >= max), cells >= cell_max);
+        let mut slot = None;
+        if !denied && full == (false, false) {
+            match Slot::enter(&cluster.parked, max.unwrap_or(u64::MAX), cell, cell_max) {
+                Ok(entered) => {
+                    slot = Some(entered);
+                    (mine, cells) = (mine + 1, cells + 1);
+                }
+                // Other clusters took the cell's last place since we looked.
+                Err(Full::Cell(now)) => (cells, full.1) = (now, true),
+                Err(Full::Cluster(now)) => (mine, full.0) = (now, true),
+            }
+        }
+        let limits = [(Limit::Parked, max, mine, full.0), (Limit::CellParked, Some(cell_max), cells, full.1)];
+        for (limit, max, used, denied) in limits {
+            if let Some(max) = max {
+                let mut outcome = Outcome::plain(limit, max, used, denied);
+                outcome.retry_after = denied.then_some(PARKED_RETRY_AFTER);
+                decision.set(outcome);
+            }
+        }
+        if slot.is_none() && decision.refusal(mode).is_none() {
+            slot = Slot::enter(&cluster.parked, u64::MAX, cell, u64::MAX).ok();
+        }
+        slot
+    }
+}
+
+/// A body with more pairs than are looked at: it cannot be told whether they may be there.
+fn overflow(decision: &mut Decision, pairs: usize, caps: Caps) {
+    let capped = [(Limit::Queues, caps.queues), (Limit::Partitions, caps.partitions)];
+    if let Some((limit, max)) = capped.into_iter().find_map(|(limit, cap)| Some((limit, number(cap)?))) {
+        decision.set(Outcome::plain(limit, max, pairs as u64, true));
+    }
+}

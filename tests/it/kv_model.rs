@@ -1,0 +1,133 @@
+//! `kv_apply_v1` against a model small enough to be read in one sitting, on random programs, expiries included:
+//! the instant of a call is a parameter of the function. And random nonsense, which may be refused, but never
+//! fails. Full size: `QUEEN_TEST_ROUNDS=20000 cargo test --test it kv_model`.
+
+mod model;
+mod nonsense;
+
+use crate::support::{World, rounds};
+use model::{Call, Model, Verdict, instant};
+use proptest::{
+    prelude::*,
+    test_runner::{Config, TestCaseError, TestRunner},
+};
+use serde_json::{Value, json};
+use sqlx::{PgConnection, Row};
+use std::collections::HashSet;
+use tokio::{runtime::Runtime, sync::Mutex};
+use uuid::Uuid;
+
+/// Runs a property as often as this run is to do. A failure is shrunk and printed with its seed;
+/// `PROPTEST_RNG_SEED` and `PROPTEST_RNG_ALGORITHM` of proptest repeat a run.
+fn check<S: Strategy>(usual: u32, strategy: &S, property: impl Fn(S::Value) -> Result<(), TestCaseError>) {
+    let config = Config { cases: rounds(usual), failure_persistence: None, ..Config::default() };
+    if let Err(error) = TestRunner::new(config).run(strategy, property) {
+        panic!("{error}");
+    }
+}
+
+#[test]
+fn every_call_comes_to_what_the_model_says() {
+    let runtime = Runtime::new().unwrap();
+    let world = runtime.block_on(World::builder().proxies(0).start());
+    let database = Mutex::new(runtime.block_on(async {
+        let mut database = world.cell_database().await;
+        sqlx::query("SET TimeZone = 'UTC'").execute(&mut database).await.unwrap();
+        database
+    }));
+    check(96, &model::program(), |calls| {
+        runtime.block_on(async { run(&mut *database.lock().await, calls).await })
+    });
+    runtime.block_on(async { drop(world) });
+}
+
+/// Runs a program for a tenant of its own, comparing each answer and the whole table after it.
+async fn run(database: &mut PgConnection, calls: Vec<Call>) -> Result<(), TestCaseError> {
+    let (tenant, mut model, mut now, mut versions) = (Uuid::new_v4(), Model::default(), 0, HashSet::new());
+    for call in calls {
+        now += call.pause;
+        let operations = call.operations(&model);
+        let answer =
+            sqlx::query_scalar::<_, Value>("SELECT queen.kv_apply_v1($1, $2, $3::timestamptz, false)")
+                .bind(&operations)
+                .bind(tenant)
+                .bind(instant(now))
+                .fetch_one(&mut *database)
+                .await;
+        let answer = answer.map_err(|error| error.into_database_error().expect("an error of the function"));
+        let given = answer.as_ref().ok();
+        let mut next = model.clone();
+        let verdict =
+            next.apply(&operations, now, |at| given.and_then(|given| given[at]["version"].as_i64()));
+        match (answer, verdict) {
+            (Ok(answer), Verdict::Results { results, fresh }) => {
+                prop_assert_eq!(&answer, &results, "{} at {}", operations, now);
+                for version in fresh {
+                    prop_assert!(version > 0 && versions.insert(version), "version {} again", version);
+                }
+                model = next;
+            }
+            (Err(error), Verdict::Lost(detail)) => {
+                let found =
+                    error.downcast_ref::<sqlx::postgres::PgDatabaseError>().detail().unwrap_or_default();
+                prop_assert!(error.code().as_deref() == Some("23514"), "{}", error);
+                prop_assert_eq!(serde_json::from_str::<Value>(found).unwrap(), detail, "{}", operations);
+            }
+            (Err(error), Verdict::Duplicate) => {
+                prop_assert_eq!(error.message(), "kv_duplicate_key_in_call", "{}", operations);
+            }
+            (answer, verdict) => {
+                prop_assert!(false, "{} at {}: {:?}, the model says {:?}", operations, now, answer, verdict);
+            }
+        }
+        prop_assert_eq!(table(database, tenant).await, model.rows(), "after {} at {}", operations, now);
+    }
+    Ok(())
+}
+
+/// All rows of a tenant, dead ones too, as the model shows its own.
+async fn table(database: &mut PgConnection, tenant: Uuid) -> Vec<Value> {
+    const ROWS: &str =
+        "SELECT jsonb_build_object('ns', namespace, 'key', key, 'value', value, 'version', version,
+                               'expires', expires_at, 'created', created_at, 'updated', updated_at)
+                          FROM queen.kv WHERE tenant_id = $1 ORDER BY namespace, key";
+    let rows = sqlx::query(ROWS).bind(tenant).fetch_all(database).await.unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+#[test]
+fn nonsense_is_refused_and_never_fails() {
+    let runtime = Runtime::new().unwrap();
+    let world = runtime.block_on(World::builder().proxies(0).start());
+    let socket = Mutex::new(runtime.block_on(crate::support::Socket::open(world.cell_port)));
+    let bearer = format!("Host: cell\r\nAuthorization: Bearer {}\r\n", world.cell_secret);
+    check(400, &nonsense::batch(), |operations| {
+        runtime.block_on(async {
+            let tenant = Uuid::new_v4();
+            let post = |route: &str, body: String| {
+                let length = body.len();
+                format!(
+                    "POST {route} HTTP/1.1\r\n{bearer}x-queen-tenant: {tenant}\r\nContent-Length: {length}\r\n\r\n{body}"
+                )
+            };
+            let kv = Value::Array(operations);
+            for (route, body) in
+                [("/api/v1/transaction", json!({"operations": [], "kv": kv})), ("/api/v1/kv", kv.clone())]
+            {
+                let answer = socket.lock().await.ask(post(route, body.to_string())).await;
+                let shown = answer.json();
+                prop_assert!(matches!(answer.status, 200 | 400 | 413), "{}: {} {}", body, answer.status, shown);
+                let reason = shown["reason"].as_str();
+                prop_assert!(reason != Some("db_error") && reason != Some("misaligned"), "{}: {}", body, shown);
+                if answer.status == 200 && route == "/api/v1/kv" && shown.get("results").is_some() {
+                    let answers = shown["results"].as_array().unwrap().len();
+                    prop_assert_eq!(answers, kv.as_array().unwrap().len());
+                } else if answer.status != 200 {
+                    prop_assert!(shown["error"].is_string() && reason.is_some(), "{}", shown);
+                }
+            }
+            Ok(())
+        })
+    });
+    runtime.block_on(async { drop(world) });
+}
