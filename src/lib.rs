@@ -1,8 +1,8 @@
 //! The multi-tenant front door for Queen: a reverse proxy on Pingora, its control plane in
 //! PostgreSQL, and the key/value cell behind it.
 //!
-//! Rooms, from the outside in; each may use those after it: [`gateway`], [`portal`], [`reconcile`],
-//! [`identity`], [`control`], [`limits`], [`policy`], [`domain`]. [`cell`] is the other program and shares only
+//! Rooms, from the outside in; each may use those after it: [`gateway`], [`portal`], [`metering`],
+//! [`reconcile`], [`identity`], [`control`], [`limits`], [`policy`], [`domain`]. [`cell`] is the other program and shares only
 //! [`telemetry`] and [`domain::secret`] with the proxy. See `ARCHITECTURE.md`.
 
 pub mod admin;
@@ -14,6 +14,7 @@ pub mod domain;
 pub mod gateway;
 pub mod identity;
 pub mod limits;
+pub mod metering;
 pub mod ops;
 pub mod policy;
 pub mod portal;

@@ -146,7 +146,9 @@ GRANT SELECT (
       INSERT, UPDATE (revoked_at) ON queen_proxy.api_keys TO queen_proxy_writer;
 GRANT SELECT, INSERT, DELETE ON queen_proxy.operations TO queen_proxy_writer;
 GRANT SELECT, INSERT ON queen_proxy.revoked_tokens TO queen_proxy_writer;
-GRANT SELECT, INSERT, UPDATE (payload) ON queen_proxy.outbox TO queen_proxy_writer;
+-- `admin outbox follow` claims events and marks them as consumed.
+GRANT SELECT, INSERT, UPDATE (payload, claimed_until, consumed_at) ON queen_proxy.outbox
+    TO queen_proxy_writer;
 -- delete_tenant counts them.
 GRANT SELECT ON queen_proxy.queues TO queen_proxy_writer;
 GRANT SELECT ON queen_proxy.schema_migrations TO queen_proxy_writer;
@@ -162,7 +164,10 @@ GRANT EXECUTE ON FUNCTION
     queen_proxy.emit_outbox,
     queen_proxy.rollup_usage_days,
     queen_proxy.prune_usage_minutes,
-    queen_proxy.cluster_month_msgs
+    queen_proxy.cluster_month_msgs,
+    queen_proxy.record_usage,
+    queen_proxy.maintain_usage,
+    queen_proxy.check_monthly_quotas
     TO queen_proxy_proxy;
 
 GRANT SELECT ON
@@ -183,6 +188,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     queen_proxy.queues,
     queen_proxy.usage_minutes,
     queen_proxy.usage_days,
+    queen_proxy.usage_batches,
     queen_proxy.outbox
     TO queen_proxy_proxy;
 
@@ -198,6 +204,7 @@ GRANT SELECT ON
     queen_proxy.queues,
     queen_proxy.usage_minutes,
     queen_proxy.usage_days,
+    queen_proxy.usage_batches,
     queen_proxy.operations,
     queen_proxy.revoked_tokens,
     queen_proxy.outbox,

@@ -10,6 +10,7 @@ mod failure;
 mod input;
 mod keys;
 mod limits;
+mod outbox;
 mod people;
 mod plane;
 mod report;
@@ -67,13 +68,15 @@ enum Command {
     /// Limits of a cluster, where each comes from, and what stands against them in running proxies
     #[command(after_help = EXIT_CODES)]
     Limits(limits::LimitsCommand),
+    /// Events for whoever acts on them: quotas, tenants that come and go
+    #[command(subcommand, after_help = EXIT_CODES)]
+    Outbox(outbox::OutboxCommand),
 }
 
 /// Runs one command and says how it went: the report on standard output, a failure as one line on
 /// standard error.
 pub fn run(args: AdminArgs) -> ExitCode {
-    let json = args.json;
-    match work(args).and_then(|report| report.print(json)) {
+    match work(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("queen-proxy: {failure}");
@@ -82,7 +85,8 @@ pub fn run(args: AdminArgs) -> ExitCode {
     }
 }
 
-fn work(args: AdminArgs) -> Result<Report, Failure> {
+fn work(args: AdminArgs) -> Result<(), Failure> {
+    let json = args.json;
     let (config, _) = ProxyConfig::load(source::environment(), args.config.as_deref())
         .map_err(|error| Failure::Usage(error.to_string()))?;
     let pxdb = config.pxdb.ok_or_else(|| Failure::usage("PXDB_HOST: needed to reach the control plane"))?;
@@ -91,7 +95,7 @@ fn work(args: AdminArgs) -> Result<Report, Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure::Usage(format!("cannot start: {error}")))?;
-    runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         let mut plane = Plane::new(&pxdb);
         let report = match args.command {
             Command::Tenant(command) => command.run(&mut plane).await,
@@ -101,8 +105,16 @@ fn work(args: AdminArgs) -> Result<Report, Failure> {
             Command::Session(command) => command.run(&mut plane).await,
             Command::Cell(command) => command.run(&mut plane).await,
             Command::Limits(command) => command.run(&mut plane, config.admin).await,
+            Command::Outbox(command) => {
+                let followed = command.run(&mut plane, json).await;
+                plane.close().await;
+                return followed.map(|()| None);
+            }
         };
         plane.close().await;
-        report
-    })
+        report.map(Some)
+    });
+    // A reader that does not read may still hold a thread that prints.
+    runtime.shutdown_background();
+    outcome?.map_or(Ok(()), |report: Report| report.print(json))
 }

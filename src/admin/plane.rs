@@ -94,8 +94,23 @@ impl Plane {
     where
         T: for<'r> FromRow<'r, PgRow> + Send + Unpin,
     {
-        let rows = self.within(async |connection| query.fetch_all(connection).await).await?;
-        Ok(rows.into_iter().next())
+        Ok(self.all(query).await?.into_iter().next())
+    }
+
+    /// Every row of a statement.
+    pub(super) async fn all<T>(
+        &mut self,
+        query: QueryAs<'_, Postgres, T, PgArguments>,
+    ) -> Result<Vec<T>, Failure>
+    where
+        T: for<'r> FromRow<'r, PgRow> + Send + Unpin,
+    {
+        self.within(async |connection| query.fetch_all(connection).await).await
+    }
+
+    /// The next statement gets a connection of its own: this one did not answer.
+    pub(super) fn reconnect(&mut self) {
+        self.connection = None;
     }
 
     /// The one value of a statement that always has a row.

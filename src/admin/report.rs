@@ -30,7 +30,7 @@ impl Report {
 }
 
 /// Names come from tenants: nothing in them may steer a terminal.
-fn printable(text: &str) -> String {
+pub(super) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 

@@ -14,7 +14,7 @@ use rustls_pki_types::{CertificateDer, pem::PemObject};
 use std::{
     collections::HashSet,
     net::{IpAddr, SocketAddr},
-    path::Path,
+    path::{Path, PathBuf},
     time::Duration,
 };
 use uuid::Uuid;
@@ -58,10 +58,29 @@ pub struct ProxyConfig {
     pub shared_hosts: HashSet<String>,
     /// Sessions.
     pub sessions: SessionConfig,
+    /// Usage.
+    pub metering: MeteringConfig,
     /// The log.
     pub log: LogSettings,
     /// Variables that look like settings of ours and are none.
     pub unknown_variables: Vec<String>,
+}
+
+/// Counting what tenants use.
+#[derive(Clone, Debug)]
+pub struct MeteringConfig {
+    /// How often usage is written. A crash loses what was counted since.
+    pub flush_every: Duration,
+    /// Folder for usage that is not written yet; each proxy needs one of its own.
+    pub spool_dir: PathBuf,
+    /// Most bytes there, or in memory while the disk does not take them.
+    pub spool_max_bytes: u64,
+    /// How often days are summed up and monthly quotas are checked.
+    pub rollup_every: Duration,
+    /// Days that minutes are kept.
+    pub keep_days: i32,
+    /// Percent of the monthly quota at which a warning is due.
+    pub warn_percent: i32,
 }
 
 /// Sessions of people.
@@ -215,6 +234,8 @@ impl CapsConfig {
 const PREFIX: &str = "QUEEN_PROXY_";
 /// 30 days: no timeout needs more, and sums stay far from overflow.
 const LONGEST_MS: u64 = 30 * 24 * 3600 * 1000;
+/// Between flushes everything is in memory.
+const LONGEST_FLUSH_MS: u64 = 60_000;
 
 impl ProxyConfig {
     /// Reads the settings and what `check` prints of them.
@@ -267,6 +288,7 @@ impl ProxyConfig {
                 .parsed("QUEEN_PROXY_SHARED_HOSTS", "a comma-separated list of host names", shared_hosts)
                 .unwrap_or_default(),
             sessions: sessions(&mut s),
+            metering: metering(&mut s),
             log: super::logging(&mut s),
             unknown_variables: Vec::new(),
         };
@@ -400,6 +422,18 @@ fn auth(s: &mut Source, cookie_name: String, secure: bool) -> AuthSettings {
         ),
         failures_per_account: s.number("QUEEN_PROXY_LOGIN_FAILURES_PER_ACCOUNT", 100, 1..=1_000_000),
         max_tracked: s.number("QUEEN_PROXY_LOGIN_MAX_TRACKED", 50_000, 1..=10_000_000),
+    }
+}
+
+fn metering(s: &mut Source) -> MeteringConfig {
+    let flush_ms = s.number("QUEEN_PROXY_METER_FLUSH_MS", 15_000, 100..=LONGEST_FLUSH_MS);
+    MeteringConfig {
+        flush_every: Duration::from_millis(flush_ms),
+        spool_dir: s.text("QUEEN_PROXY_SPOOL_DIR", "./queen-proxy-spool", false).into(),
+        spool_max_bytes: s.number("QUEEN_PROXY_SPOOL_MAX_BYTES", 64 << 20, 1 << 16..=1 << 40),
+        rollup_every: millis(s, "QUEEN_PROXY_ROLLUP_MS", 3_600_000, 1_000),
+        keep_days: s.number("QUEEN_PROXY_USAGE_KEEP_DAYS", 90, 1..=36_500),
+        warn_percent: s.number("QUEEN_PROXY_QUOTA_WARN_PERCENT", 80, 1..=100),
     }
 }
 

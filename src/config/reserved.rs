@@ -5,13 +5,6 @@ use super::source::{Origin, Shown, Source};
 
 const FLAGS: [(&str, bool); 2] = [("QUEEN_PROXY_AUTH_HOST", false), ("QUEEN_PROXY_AUTOPROVISION", false)];
 
-const NUMBERS: [(&str, u64); 4] = [
-    ("QUEEN_PROXY_METER_FLUSH_MS", 15_000),
-    ("QUEEN_PROXY_ROLLUP_MS", 3_600_000),
-    ("QUEEN_PROXY_USAGE_KEEP_DAYS", 90),
-    ("QUEEN_PROXY_QUOTA_WARN_PERCENT", 80),
-];
-
 const TEXTS: [(&str, &str); 5] = [
     ("QUEEN_PROXY_AUTOPROVISION_TENANT", ""),
     ("QUEEN_PROXY_DEFAULT_ROLE", "viewer"),
@@ -33,16 +26,12 @@ pub(super) fn read(s: &mut Source) {
     for (name, default) in FLAGS {
         s.flag(name, default);
     }
-    for (name, default) in NUMBERS {
-        s.number(name, default, 0..=u64::MAX);
-    }
     for (name, default) in TEXTS {
         s.text(name, default, true);
     }
     for (name, file_name) in SECRETS {
         s.secret(name, file_name);
     }
-    s.text("QUEEN_PROXY_SPOOL_DIR", "./queen-proxy-spool", false);
     for name in REFUSED {
         if s.optional(name).is_some() {
             s.refuse(format!("{name}: not in this version yet; unset it"));
@@ -53,10 +42,8 @@ pub(super) fn read(s: &mut Source) {
 /// Whether a setting does nothing in this version.
 fn is_reserved(name: &str) -> bool {
     FLAGS.iter().any(|(n, _)| *n == name)
-        || NUMBERS.iter().any(|(n, _)| *n == name)
         || TEXTS.iter().any(|(n, _)| *n == name)
         || SECRETS.iter().any(|(n, _)| *n == name)
-        || name == "QUEEN_PROXY_SPOOL_DIR"
 }
 
 /// The settings somebody made that do nothing.

@@ -6,13 +6,14 @@ use sqlx::{Connection, Executor, PgConnection};
 use std::time::Duration;
 
 /// Each file once, in this order. A file that was applied is never read again: change by adding one.
-const FILES: [(&str, &str); 6] = [
+const FILES: [(&str, &str); 7] = [
     ("001_init", include_str!("../../migrations/control/001_init.sql")),
     ("002_functions", include_str!("../../migrations/control/002_functions.sql")),
     ("003_bootstrap", include_str!("../../migrations/control/003_bootstrap.sql")),
     ("004_sessions", include_str!("../../migrations/control/004_sessions.sql")),
     ("005_usage", include_str!("../../migrations/control/005_usage.sql")),
     ("006_delete_tenant", include_str!("../../migrations/control/006_delete_tenant.sql")),
+    ("007_metering", include_str!("../../migrations/control/007_metering.sql")),
 ];
 
 /// The advisory lock under which one process at a time migrates (`queen_px` in hexadecimal).

@@ -35,7 +35,7 @@ use std::{
     },
     time::Duration,
 };
-use store::{Login, Store, StoreError};
+use store::{Login, Maintained, Recorded, Store, StoreError};
 use tokio::{runtime::Handle, time::interval};
 use uuid::Uuid;
 
@@ -228,6 +228,21 @@ impl ControlPlane {
     pub async fn revoke(&self, jti: String, expires: u64, user: UserId) -> Result<(), NotRevoked> {
         self.deny_list.pin(&jti, expires);
         self.revoking.write(self.store.clone(), &self.runtime, jti, expires, user).await
+    }
+
+    /// Adds a batch of usage. Call it on the runtime of the control plane, as the two after it.
+    pub async fn record_usage(&self, batch: Uuid, rows: &str) -> Result<Recorded, StoreError> {
+        self.store.record_usage(batch, rows).await
+    }
+
+    /// Rolls up and prunes usage; none: another proxy is doing it.
+    pub async fn maintain_usage(&self, keep_days: i32) -> Result<Option<Maintained>, StoreError> {
+        self.store.maintain_usage(keep_days).await
+    }
+
+    /// The clusters that have used up their monthly quota.
+    pub async fn over_monthly_quota(&self, warn_percent: i32) -> Result<Vec<ClusterId>, StoreError> {
+        self.store.over_monthly_quota(warn_percent).await
     }
 
     /// Runs a query on our runtime, where the pool's connections live; a request that goes away does not

@@ -102,12 +102,42 @@ pub struct Login {
     pub password_hash: Option<String>,
 }
 
+/// What came of a batch of usage.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Recorded {
+    /// Rows that were added.
+    pub written: u64,
+    /// Rows that cannot be: their cluster is gone, or they hold what no row holds.
+    pub dropped: u64,
+    /// The batch had been there before, and was not added again.
+    pub repeated: bool,
+}
+
+/// What the upkeep of usage did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Maintained {
+    /// Days that hold what their minutes say.
+    pub rolled: u64,
+    /// Minutes that were deleted.
+    pub pruned: u64,
+    /// Ids of batches that were forgotten.
+    pub swept: u64,
+}
+
 /// A pool of connections to pxdb and the queries on it.
 #[derive(Clone, Debug)]
 pub struct Store {
     pool: PgPool,
     limit: Duration,
+    /// For work that reads months of rows: one connection, opened for it, with a limit of its own.
+    slow: PgPool,
+    slow_limit: Duration,
 }
+
+/// How long the upkeep of usage may take.
+const SLOW: Duration = Duration::from_secs(600);
+/// The connection for it is closed when it was not used for as long.
+const SLOW_IDLE: Duration = Duration::from_secs(10);
 
 /// How to reach pxdb, under a name that shows in `pg_stat_activity`.
 pub fn connect_options(config: &PxdbConfig, application: &str) -> PgConnectOptions {
@@ -141,7 +171,14 @@ impl Store {
             .max_connections(config.pool_size)
             .acquire_timeout(config.timeout)
             .connect_lazy_with(connect_options(config, "queen-proxy"));
-        Self { pool, limit: config.timeout }
+        let slow_limit = SLOW.max(config.timeout);
+        let patient = PxdbConfig { timeout: slow_limit, ..config.clone() };
+        let slow = PgPoolOptions::new()
+            .max_connections(1)
+            .acquire_timeout(config.timeout)
+            .idle_timeout(SLOW_IDLE)
+            .connect_lazy_with(connect_options(&patient, "queen-proxy-usage"));
+        Self { pool, limit: config.timeout, slow, slow_limit }
     }
 
     /// The cluster with this slug, as it stands in the tables.
@@ -317,19 +354,91 @@ impl Store {
         Ok(())
     }
 
+    /// Adds a batch of usage: a JSON array of rows. A batch counts once, however often it is sent.
+    pub async fn record_usage(&self, batch: Uuid, rows: &str) -> Result<Recorded, StoreError> {
+        let row = self
+            .ask(async |connection| {
+                sqlx::query(include_str!("sql/record_usage.sql"))
+                    .bind(batch)
+                    .bind(rows)
+                    .fetch_one(&mut **connection)
+                    .await
+            })
+            .await?;
+        Ok(Recorded {
+            written: count(&row, "written")?,
+            dropped: count(&row, "dropped")?,
+            repeated: row.try_get("repeated")?,
+        })
+    }
+
+    /// Rolls up days, prunes minutes, forgets old batches; none: another proxy is doing it.
+    pub async fn maintain_usage(&self, keep_days: i32) -> Result<Option<Maintained>, StoreError> {
+        let row = self
+            .ask_slowly(async |connection| {
+                sqlx::query("SELECT ran, rolled, pruned, swept FROM queen_proxy.maintain_usage($1)")
+                    .bind(keep_days)
+                    .fetch_one(&mut **connection)
+                    .await
+            })
+            .await?;
+        if !row.try_get::<bool, _>("ran")? {
+            return Ok(None);
+        }
+        Ok(Some(Maintained {
+            rolled: count(&row, "rolled")?,
+            pruned: count(&row, "pruned")?,
+            swept: count(&row, "swept")?,
+        }))
+    }
+
+    /// The clusters that have used up their monthly quota. Emits the events that are due.
+    pub async fn over_monthly_quota(&self, warn_percent: i32) -> Result<Vec<ClusterId>, StoreError> {
+        let ids: Vec<Uuid> = self
+            .ask_slowly(async |connection| {
+                sqlx::query_scalar("SELECT cluster_id FROM queen_proxy.check_monthly_quotas($1)")
+                    .bind(warn_percent)
+                    .fetch_all(&mut **connection)
+                    .await
+            })
+            .await?;
+        Ok(ids.into_iter().map(ClusterId).collect())
+    }
+
+    async fn ask_slowly<T>(
+        &self,
+        statement: impl AsyncFnOnce(&mut PoolConnection<Postgres>) -> Result<T, sqlx::Error>,
+    ) -> Result<T, StoreError> {
+        run(&self.slow, self.limit, self.slow_limit, statement).await
+    }
+
     /// Runs one statement. A connection that did not answer in time is closed, not given back: it
     /// may hang for as long as the network keeps it.
     pub(super) async fn ask<T>(
         &self,
         statement: impl AsyncFnOnce(&mut PoolConnection<Postgres>) -> Result<T, sqlx::Error>,
     ) -> Result<T, StoreError> {
-        let mut connection = within(self.limit, self.pool.acquire()).await?;
-        let answer = within(self.limit, statement(&mut connection)).await;
-        if matches!(answer, Err(StoreError::Silent(_))) {
-            connection.close_on_drop();
-        }
-        answer
+        run(&self.pool, self.limit, self.limit, statement).await
     }
+}
+
+async fn run<T>(
+    pool: &PgPool,
+    connecting: Duration,
+    answering: Duration,
+    statement: impl AsyncFnOnce(&mut PoolConnection<Postgres>) -> Result<T, sqlx::Error>,
+) -> Result<T, StoreError> {
+    let mut connection = within(connecting, pool.acquire()).await?;
+    let answer = within(answering, statement(&mut connection)).await;
+    if matches!(answer, Err(StoreError::Silent(_))) {
+        connection.close_on_drop();
+    }
+    answer
+}
+
+fn count(row: &PgRow, column: &str) -> Result<u64, StoreError> {
+    let number: i32 = row.try_get(column)?;
+    u64::try_from(number).map_err(|_| StoreError::Malformed("a negative count"))
 }
 
 pub(super) async fn within<T>(

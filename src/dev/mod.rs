@@ -138,7 +138,7 @@ pub fn run(options: &DevOptions) -> Result<(), DevError> {
 
     let secret = Secret::new(uuid::Uuid::new_v4().simple().to_string());
     let (stop_cell, cell) = start_cell(&runtime, options, &server, &secret);
-    let config = proxy_config(options, &server)?;
+    let config = proxy_config(options, &folder, &server)?;
     let demo = runtime.block_on(async {
         wait_for_cell(options.cell_port, &cell).await?;
         tenants::prepare(&config, &server, options.cell_port, &secret, &folder, options.ephemeral).await
@@ -307,7 +307,7 @@ async fn wait_for_cell(port: u16, ended: &mpsc::Receiver<String>) -> Result<(), 
     }
 }
 
-fn proxy_config(options: &DevOptions, server: &Server) -> Result<ProxyConfig, DevError> {
+fn proxy_config(options: &DevOptions, folder: &Path, server: &Server) -> Result<ProxyConfig, DevError> {
     let mut environment = vec![
         ("QUEEN_PROXY_BIND_ADDR", "127.0.0.1".to_owned()),
         ("QUEEN_PROXY_PORT", options.port.to_string()),
@@ -316,6 +316,7 @@ fn proxy_config(options: &DevOptions, server: &Server) -> Result<ProxyConfig, De
         ("PXDB_PORT", server.port.to_string()),
         ("PXDB_USER", server.user.clone()),
         ("PXDB_DB", CONTROL_DB.to_owned()),
+        ("QUEEN_PROXY_SPOOL_DIR", folder.join("spool").to_string_lossy().into_owned()),
         // Sessions end with this run.
         ("QUEEN_PROXY_JWT_SECRET", format!("{}{}", uuid::Uuid::new_v4(), uuid::Uuid::new_v4())),
     ];

@@ -3,14 +3,23 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Least time between two lines.
+/// Least time between two lines, unless another is asked for.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Lets one line a second through and counts the others.
-#[derive(Debug, Default)]
-pub struct LogGate(Mutex<State>);
+/// Lets one line a second through, or one in another interval, and counts the others.
+#[derive(Debug)]
+pub struct LogGate {
+    interval: Duration,
+    state: Mutex<State>,
+}
 
-#[derive(Debug, Default)]
+impl Default for LogGate {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[derive(Debug)]
 struct State {
     last: Option<Instant>,
     hidden: u64,
@@ -19,7 +28,12 @@ struct State {
 impl LogGate {
     /// An open gate.
     pub const fn new() -> Self {
-        Self(Mutex::new(State { last: None, hidden: 0 }))
+        Self::every(INTERVAL)
+    }
+
+    /// An open gate for one line in each interval.
+    pub const fn every(interval: Duration) -> Self {
+        Self { interval, state: Mutex::new(State { last: None, hidden: 0 }) }
     }
 
     /// Whether a line may be written now, and how many were not since the one before.
@@ -28,8 +42,8 @@ impl LogGate {
     }
 
     fn pass_at(&self, now: Instant) -> Option<u64> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.last.is_some_and(|last| now.duration_since(last) < INTERVAL) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.last.is_some_and(|last| now.duration_since(last) < self.interval) {
             state.hidden += 1;
             return None;
         }
@@ -57,6 +71,10 @@ mod tests {
         ] {
             let now = start + Duration::from_millis(millis);
             assert_eq!(gate.pass_at(now), expected, "{millis} ms");
+        }
+        let slower = LogGate::every(Duration::from_secs(60));
+        for (second, expected) in [(0, Some(0)), (59, None), (60, Some(1))] {
+            assert_eq!(slower.pass_at(start + Duration::from_secs(second)), expected, "{second} s");
         }
     }
 }

@@ -69,8 +69,11 @@ fn a_setting_that_would_make_the_proxy_less_safe_when_ignored_stops_the_start() 
 
 #[test]
 fn a_setting_without_effect_is_warned_about() {
-    let set =
-        [("GITHUB_CLIENT_SECRET", PASSWORD), ("QUEEN_PROXY_ROLLUP_MS", "3600000"), ("GITHUB_CLIENT_ID", "x")];
+    let set = [
+        ("GITHUB_CLIENT_SECRET", PASSWORD),
+        ("QUEEN_PROXY_DEFAULT_ROLE", "viewer"),
+        ("GITHUB_CLIENT_ID", "x"),
+    ];
     let (code, log) = PROXY.run(&["check"], &set);
     assert_eq!(code, 0, "{log}");
     for (name, _) in set {

@@ -64,6 +64,9 @@ const MUST: &[(&str, &str)] = &[
     (WRITER, "SELECT queen_proxy.set_user_name('{ops}', 'Ops')"),
     (WRITER, "SELECT queen_proxy.record_user_login('{ops}')"),
     (WRITER, "SELECT queen_proxy.emit_outbox('k', NULL)"),
+    // As `admin outbox follow` does.
+    (WRITER, "SELECT FROM queen_proxy.outbox FOR UPDATE SKIP LOCKED;
+              UPDATE queen_proxy.outbox SET consumed_at = now(), claimed_until = NULL"),
     // Deletes what others wrote as well.
     (WRITER, "SELECT queen_proxy.delete_tenant('{acme}', true)"),
     (WRITER, "SELECT c.slug, p.code, l.slug FROM queen_proxy.clusters AS c
@@ -90,6 +93,11 @@ const MUST: &[(&str, &str)] = &[
          DELETE FROM queen_proxy.usage_days",
     ),
     (PROXY, "SELECT queen_proxy.emit_outbox('k', NULL); UPDATE queen_proxy.outbox SET consumed_at = now()"),
+    (
+        PROXY,
+        "SELECT queen_proxy.record_usage('{nobody}', '[]'); SELECT queen_proxy.maintain_usage(1);
+         SELECT queen_proxy.check_monthly_quotas(80)",
+    ),
     (PROXY, "SELECT queen_proxy.record_operation('{acme}', '{prod}', 'user', '{ops}', 'a', NULL, NULL)"),
     (PROXY, "SELECT queen_proxy.record_user_login('{ops}')"),
     (
@@ -172,6 +180,10 @@ const MUST_NOT: &[(&str, &str)] = &[
     (WRITER, "UPDATE queen_proxy.api_keys SET scopes = '{admin}'"),
     (WRITER, "DELETE FROM queen_proxy.revoked_tokens"),
     (WRITER, "SELECT FROM queen_proxy.usage_minutes"),
+    (WRITER, "SELECT queen_proxy.record_usage('{nobody}', '[]')"),
+    (WRITER, "SELECT queen_proxy.maintain_usage(1)"),
+    (WRITER, "UPDATE queen_proxy.outbox SET kind = 'k'"),
+    (READER, "SELECT queen_proxy.check_monthly_quotas(80)"),
     (WRITER, "UPDATE queen_proxy.usage_days SET msgs = 0"),
     (WRITER, "SELECT queen_proxy.rollup_usage_days()"),
     (WRITER, "SELECT queen_proxy.prune_usage_minutes()"),
@@ -227,10 +239,13 @@ async fn every_table_and_function_has_its_place_and_a_second_run_changes_nothing
     assert_eq!(set(&mut plane, &reader).await, BTreeSet::new());
     let proxy = set(&mut plane, &proxy).await;
     let expected = [
+        "check_monthly_quotas",
         "cluster_month_msgs",
         "emit_outbox",
+        "maintain_usage",
         "prune_usage_minutes",
         "record_operation",
+        "record_usage",
         "record_user_login",
         "revoke_session",
         "rollup_usage_days",
@@ -239,7 +254,15 @@ async fn every_table_and_function_has_its_place_and_a_second_run_changes_nothing
     assert_eq!(proxy.iter().map(String::as_str).collect::<Vec<_>>(), expected);
     let writer = set(&mut plane, &writer).await;
     let maintenance: Vec<&String> = all.difference(&writer).collect();
-    let expected = ["cluster_month_msgs", "prune_usage_minutes", "rollup_usage_days", "sweep_revoked_tokens"];
+    let expected = [
+        "check_monthly_quotas",
+        "cluster_month_msgs",
+        "maintain_usage",
+        "prune_usage_minutes",
+        "record_usage",
+        "rollup_usage_days",
+        "sweep_revoked_tokens",
+    ];
     assert_eq!(maintenance, expected, "not the writer's");
     assert_eq!(set(&mut plane, &owner).await, all);
 
@@ -258,7 +281,9 @@ async fn every_table_and_function_has_its_place_and_a_second_run_changes_nothing
         .iter()
         .map(String::as_str)
         .filter(|right| {
-            !["queues", "usage_minutes", "usage_days", "outbox"].iter().any(|own| right.starts_with(own))
+            !["queues", "usage_minutes", "usage_days", "usage_batches", "outbox"]
+                .iter()
+                .any(|own| right.starts_with(own))
         })
         .collect();
     assert_eq!(updates, ["api_keys.last_used_at UPDATE", "users.last_login_at UPDATE"]);

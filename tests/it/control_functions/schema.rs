@@ -5,6 +5,7 @@ use super::Plane;
 use std::collections::BTreeSet;
 
 const ID: &str = "id uuid not null default public.gen_random_uuid()";
+const ID_GIVEN: &str = "id uuid not null";
 const CREATED: &str = "created_at timestamp with time zone not null default now()";
 
 /// Columns in no particular order.
@@ -169,7 +170,14 @@ const COLUMNS: &[(&str, &[&str])] = &[
             "kind text not null",
             "payload jsonb not null",
             "consumed_at timestamp with time zone",
+            // Ours: whose event it is at the moment.
+            "claimed_until timestamp with time zone",
         ],
+    ),
+    (
+        // Ours: the batches of usage that were counted.
+        "usage_batches",
+        &[ID_GIVEN, CREATED, "written integer not null default 0", "dropped integer not null default 0"],
     ),
     (
         "schema_migrations",
@@ -235,6 +243,7 @@ const CONSTRAINTS: &[(&str, &[&str])] = &[
     ),
     ("revoked_tokens", &["PRIMARY KEY (jti)"]),
     ("outbox", &[PK]),
+    ("usage_batches", &[PK]),
     ("schema_migrations", &["PRIMARY KEY (name)"]),
 ];
 
@@ -300,10 +309,14 @@ const INDEXES: &[&str] = &[
     "INDEX idx_api_keys_cluster ON queen_proxy.api_keys USING btree (cluster_id)",
     "UNIQUE INDEX uq_queues_cluster_name_live ON queen_proxy.queues USING btree (cluster_id, name) WHERE (deleted_at IS NULL)",
     "INDEX idx_usage_minutes_minute ON queen_proxy.usage_minutes USING btree (minute)",
+    "INDEX idx_usage_batches_created ON queen_proxy.usage_batches USING btree (created_at)",
     "INDEX idx_usage_days_day ON queen_proxy.usage_days USING btree (day)",
     "INDEX idx_operations_tenant_at ON queen_proxy.operations USING btree (tenant_id, at DESC)",
     "INDEX idx_operations_cluster_at ON queen_proxy.operations USING btree (cluster_id, at DESC) WHERE (cluster_id IS NOT NULL)",
     "INDEX idx_revoked_tokens_expires ON queen_proxy.revoked_tokens USING btree (expires_at)",
+    "UNIQUE INDEX uq_outbox_monthly_quota ON queen_proxy.outbox USING btree \
+     (kind, ((payload ->> 'cluster_id'::text)), ((payload ->> 'month'::text))) \
+     WHERE (kind = ANY (ARRAY['cluster_monthly_quota_warning'::text, 'cluster_monthly_quota_blocked'::text]))",
     "INDEX idx_outbox_unconsumed ON queen_proxy.outbox USING btree (created_at) WHERE (consumed_at IS NULL)",
 ];
 
@@ -346,6 +359,22 @@ const FUNCTIONS: &[(&str, &str, &str)] = &[
     ("prune_usage_minutes", "p_keep_days integer DEFAULT 90", "integer"),
     ("cluster_month_msgs", "p_cluster uuid, p_month date", "bigint"),
     ("delete_tenant", "p_tenant_id uuid, p_force boolean DEFAULT false", "jsonb"),
+    // Ours: what proxies call to meter.
+    (
+        "record_usage",
+        "p_batch uuid, p_rows jsonb, OUT written integer, OUT dropped integer, OUT repeated boolean",
+        "record",
+    ),
+    (
+        "maintain_usage",
+        "p_keep_days integer, OUT ran boolean, OUT rolled integer, OUT pruned integer, OUT swept integer",
+        "record",
+    ),
+    (
+        "check_monthly_quotas",
+        "p_warn_percent integer, p_month date DEFAULT NULL::date",
+        "TABLE(cluster_id uuid)",
+    ),
 ];
 
 /// The table of functions in the page "Tenants, clusters and cells", as it stands there: short names of

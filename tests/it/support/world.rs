@@ -332,6 +332,11 @@ impl World {
             ("PXDB_USER", USER.to_owned()),
             ("PXDB_PASSWORD", self.control_server.password()),
             ("PXDB_DB", self.control_db.clone()),
+            // A folder for each proxy.
+            (
+                "QUEEN_PROXY_SPOOL_DIR",
+                self.folder.path().join(format!("spool-{port}")).to_string_lossy().into_owned(),
+            ),
             // Many worlds share one server.
             ("PXDB_POOL_SIZE", "4".to_owned()),
             ("RUST_LOG", "info,queen_proxy=debug,sqlx=warn".to_owned()),
@@ -342,17 +347,21 @@ impl World {
         environment
     }
 
+    /// The configuration of a proxy that is part of the test's own process, under the proxies' role.
+    pub fn config(&self, more: &[(&str, &str)]) -> ProxyConfig {
+        let own = [("PXDB_USER", PROXY_ROLE), ("PXDB_PASSWORD", PROXY_PASSWORD)];
+        let own = own.iter().chain(more).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        ProxyConfig::load(self.proxy_environment(1).into_iter().chain(own), None).unwrap().0
+    }
+
     /// How a proxy of this world reaches the control plane, under the proxies' role.
     pub fn pxdb_of_a_proxy(&self) -> PxdbConfig {
-        let mut environment = self.proxy_environment(1);
-        environment.push(("PXDB_USER".to_owned(), PROXY_ROLE.to_owned()));
-        environment.push(("PXDB_PASSWORD".to_owned(), PROXY_PASSWORD.to_owned()));
-        ProxyConfig::load(environment, None).unwrap().0.pxdb.unwrap()
+        self.config(&[]).pxdb.unwrap()
     }
 
     /// Migrates, and makes the role under which the proxies of the tests run: the one that
     /// `migrations/control/roles.sql` gives the least rights, so that a missing grant fails a test.
-    async fn prepare_control_plane(&self) {
+    pub async fn prepare_control_plane(&self) {
         let (config, _) = ProxyConfig::load(self.proxy_environment(1), None).unwrap();
         migrate(&config.pxdb.unwrap()).await.unwrap();
         // Roles belong to the whole server, which other worlds use at the same time.
