@@ -109,6 +109,7 @@ fn warm() -> Warm {
             mode: Mode::Enforce,
             buffers: Arc::new(Budget::new(config.buffer_bytes, config.max_body_bytes as u64)),
             max_pairs: 10_000,
+            blocks: Arc::default(),
             metrics: Arc::new(Metrics::new().unwrap()),
             want_queues: Box::new(|_| {}),
         },

@@ -15,6 +15,12 @@ use crate::{
         session::{KeyError, SessionKeys},
     },
     limits::{Limiter, buffer::Budget, clock::Monotonic, decision::Mode},
+    metering::{
+        Meter,
+        metrics::Snapshot,
+        sample::{Counts, Op},
+        spool::SpoolError,
+    },
     ops::{self, Ops},
     reconcile::{Figures, Reconcile},
     telemetry::metrics::Metrics,
@@ -47,6 +53,9 @@ pub enum ProxyError {
         /// The system's word for it.
         reason: std::io::Error,
     },
+    /// The spool of usage belongs to another proxy.
+    #[error(transparent)]
+    Spool(#[from] SpoolError),
     /// The metrics.
     #[error("the metrics cannot be set up: {0}")]
     Metrics(#[from] prometheus::Error),
@@ -85,13 +94,22 @@ pub fn serve(config: &ProxyConfig) -> Result<(), ProxyError> {
         let store = control.store().clone();
         Arc::new(Reconcile::start(runtime.handle(), store, Arc::clone(&limiter), config.caps))
     });
-    let caps = caps(config, Arc::clone(&metrics), Arc::clone(&limiter), reconcile.clone());
+    let meter = match &control {
+        Some(control) => Meter::start(runtime.handle(), control, &config.metering)?,
+        None => Meter::discarding(),
+    };
+    let caps = Caps {
+        blocks: Arc::clone(meter.blocks()),
+        ..caps(config, Arc::clone(&metrics), Arc::clone(&limiter), reconcile.clone())
+    };
+    metering(&metrics, &meter)?;
     figures(&metrics, &load, &caps, control.as_ref(), reconcile.clone())?;
     if let Some(listener) = admin {
         let ops = Ops { metrics: Arc::clone(&metrics), load: Arc::clone(&load), limiter, control };
         runtime.spawn(ops::serve(listener, ops));
     }
-    server::run(config, directory, caps, load, metrics)?;
+    server::run(config, directory, caps, load, metrics, meter.clone())?;
+    runtime.block_on(meter.shutdown(config.timeouts.drain));
     if let Some(reconcile) = reconcile {
         runtime.block_on(reconcile.shutdown(config.timeouts.drain));
     }
@@ -179,6 +197,93 @@ fn directory(config: &ProxyConfig, runtime: &Runtime) -> Result<Directory, Proxy
     })))
 }
 
+/// Exports how it stands with usage.
+fn metering(metrics: &Metrics, meter: &Meter) -> Result<(), prometheus::Error> {
+    let by_op = |count: fn(&Counts) -> u64| {
+        let meter = meter.clone();
+        move || {
+            let usage = meter.metrics().usage;
+            Op::ALL.iter().zip(&usage).map(|(op, counts)| (op.as_str().to_owned(), count(counts))).collect()
+        }
+    };
+    for (name, help, count) in [
+        (
+            "queen_proxy_usage_requests_total",
+            "Metered requests",
+            (|counts| counts.reqs) as fn(&Counts) -> u64,
+        ),
+        ("queen_proxy_usage_messages_total", "Billable messages", |counts| counts.msgs),
+        ("queen_proxy_usage_in_bytes_total", "Bytes of metered bodies that came in", |counts| {
+            counts.bytes_in
+        }),
+        ("queen_proxy_usage_out_bytes_total", "Bytes of metered answers", |counts| counts.bytes_out),
+    ] {
+        metrics.counters(name, help, "op", by_op(count))?;
+    }
+    let of = |read: fn(&Snapshot) -> u64| {
+        let meter = meter.clone();
+        move || read(&meter.metrics())
+    };
+    for (name, help, read) in [
+        (
+            "queen_proxy_usage_unreadable_total",
+            "Successful answers whose messages could not be read and so billed none",
+            (|numbers| numbers.unreadable) as fn(&Snapshot) -> u64,
+        ),
+        ("queen_proxy_usage_flushes_total", "Flushes of usage that were tried", |numbers| numbers.flushes),
+        ("queen_proxy_usage_flush_failures_total", "Flushes of usage that failed", |numbers| {
+            numbers.flush_failures
+        }),
+        ("queen_proxy_usage_rows_refused_total", "Rows of usage whose cluster is gone", |numbers| {
+            numbers.rows_refused
+        }),
+        ("queen_proxy_usage_rows_dropped_total", "Rows of usage that were given up", |numbers| {
+            numbers.dropped_rows
+        }),
+        (
+            "queen_proxy_rollup_failures_total",
+            "Passes of the roll-up or the monthly check that failed",
+            |numbers| numbers.rollup_failures,
+        ),
+    ] {
+        metrics.counter(name, help, of(read))?;
+    }
+    for (name, help, read) in [
+        (
+            "queen_proxy_usage_last_success_timestamp_seconds",
+            "When usage was last written; 0 is never",
+            (|numbers| numbers.last_success_s) as fn(&Snapshot) -> u64,
+        ),
+        ("queen_proxy_usage_spool_files", "Files in the spool", |numbers| numbers.spool_files),
+        ("queen_proxy_usage_spool_bytes", "Bytes in the spool", |numbers| numbers.spool_bytes),
+        (
+            "queen_proxy_rollup_last_success_timestamp_seconds",
+            "When this proxy last rolled days up; 0 is never",
+            |numbers| numbers.rollup_last_success_s,
+        ),
+        ("queen_proxy_month_blocked_clusters", "Clusters blocked for their monthly quota", |numbers| {
+            numbers.clusters_blocked
+        }),
+    ] {
+        let read = of(read);
+        metrics.gauge(name, help, move || number(read()))?;
+    }
+    for (name, help, read) in [
+        (
+            "queen_proxy_usage_flush_last_seconds",
+            "How long the last flush took",
+            (|numbers| numbers.flush_last.as_secs_f64()) as fn(&Snapshot) -> f64,
+        ),
+        ("queen_proxy_usage_flush_seconds_sum", "How long all flushes took", |numbers| {
+            numbers.flush_sum.as_secs_f64()
+        }),
+    ] {
+        let meter = meter.clone();
+        metrics.gauge(name, help, move || read(&meter.metrics()))?;
+    }
+    Ok(())
+}
+
 /// Exports how it stands with the cells' listings.
 fn reconciling(metrics: &Metrics, reconcile: &Arc<Reconcile>) -> Result<(), prometheus::Error> {
     let of = |read: fn(Figures) -> u64| {
@@ -224,6 +329,7 @@ fn caps(
 ) -> Caps {
     let unknown = Arc::clone(&limiter);
     Caps {
+        blocks: Arc::default(),
         metrics,
         limiter,
         mode: if config.enforce { Mode::Enforce } else { Mode::Shadow },

@@ -13,6 +13,7 @@ use crate::{
         buffer::Reservation,
         decision::{Decision, Limit, Mode},
     },
+    metering::{sample::RequestFacts, scan::Sinks},
     policy::{
         batch::{Batch, cycle_pushes},
         inspect::{self, Destination, Heaviest, Messages, Pairs, Retention, Unreadable},
@@ -74,6 +75,8 @@ pub(super) struct Facts<'b> {
     retention: Vec<Retention>,
     /// What its list of messages is called.
     list: &'static str,
+    /// Of a cycle, how many messages go to each pair.
+    per_pair: Vec<u64>,
 }
 
 impl<'b> Facts<'b> {
@@ -83,6 +86,7 @@ impl<'b> Facts<'b> {
             heaviest: messages.heaviest,
             payload_bytes: messages.payload_bytes,
             pairs: Some(messages.pairs),
+            per_pair: messages.per_pair,
             list,
             ..Self::default()
         }
@@ -99,6 +103,15 @@ impl<'b> Facts<'b> {
             retention: &self.retention,
             parks_at,
         }
+    }
+
+    /// What metering has to know of the request.
+    pub fn metered(&self, bytes: usize) -> RequestFacts {
+        let mut sinks = Sinks::default();
+        for (pair, messages) in self.pairs.iter().flat_map(Pairs::list).zip(&self.per_pair) {
+            sinks.add(&pair.queue, &pair.partition, *messages);
+        }
+        RequestFacts { bytes_in: bytes as u64, ingress: self.messages, sinks }
     }
 
     /// What a denial's index counts in: the list of messages, or the option.

@@ -14,6 +14,7 @@ use crate::{
         decision::{Decision, Limit, Mode, Outcome},
         parked::Slot,
     },
+    metering::{rollup::MonthlyBlocks, sample::RequestFacts},
     telemetry::metrics::Metrics,
 };
 use http::HeaderValue;
@@ -32,6 +33,8 @@ pub struct Caps {
     pub buffers: Arc<Budget>,
     /// Queues and partitions that one body may name.
     pub max_pairs: usize,
+    /// Clusters that have used up their month.
+    pub blocks: Arc<MonthlyBlocks>,
     /// Where denials are counted.
     pub metrics: Arc<Metrics>,
     /// Called once for new counters, whose known queues have to be loaded.
@@ -50,6 +53,7 @@ pub(super) struct Passed {
     /// The place of a waiting pop, to be given back when the answer begins.
     pub slot: Option<Slot>,
     pub rate: Option<RateHeaders>,
+    pub metered: RequestFacts,
 }
 
 /// A request over one of them.
@@ -112,7 +116,7 @@ impl Caps {
         let verdict = self.limiter.evaluate(&forward.counters, &request, limits, self.mode);
         let what = facts.denied_part(&verdict.decision);
         let rate = self.answer(forward, &verdict.decision, what)?;
-        Ok(Passed { slot: verdict.slot, rate })
+        Ok(Passed { slot: verdict.slot, rate, metered: facts.metered(body.len()) })
     }
 
     /// What a decision means for the request, and its line in the log.

@@ -8,6 +8,7 @@ use crate::{
         ids::RequestId,
     },
     limits::ClusterLimits,
+    metering::sample::MeteredRoute,
     policy::route,
 };
 use http::{
@@ -33,6 +34,8 @@ pub(super) struct Forward {
     pub counters: Arc<ClusterLimits>,
     /// A pop that waits at the cell for messages.
     pub parks: bool,
+    /// What its answer is counted as.
+    pub metered: MeteredRoute,
 }
 
 /// How long the cell has for its response headers: what a long poll asked for, up to the cap, plus

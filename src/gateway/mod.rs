@@ -18,6 +18,10 @@ use crate::{
     config::proxy::Timeouts,
     domain::ids::RequestId,
     limits::{buffer::Reservation, parked::Slot},
+    metering::{
+        Meter,
+        sample::{MeteredRoute, Watch},
+    },
     portal::{Portal, Route},
     telemetry::metrics::{Finished, Metrics},
 };
@@ -26,7 +30,10 @@ use body::{Collector, Inspection, Subject};
 use bytes::Bytes;
 use caps::{Denied, RateHeaders};
 use forward::{ClientSide, Forward};
-use http::StatusCode;
+use http::{
+    HeaderValue, StatusCode,
+    header::{ACCEPT_ENCODING, CONTENT_ENCODING},
+};
 use ipnet::IpNet;
 use pingora::{
     Error, ErrorSource, ErrorType, Result,
@@ -54,6 +61,8 @@ const FROM_CELL_TO_NOBODY: [&str; 7] =
 
 /// The class of a request that was refused before its route was looked at.
 const NO_CLASS: &str = "none";
+/// Bytes of a queue's or partition's name that are compared in the answer to a cycle.
+const MAX_SINK_NAME: usize = 1 << 10;
 /// The code of a request whose client went away.
 const CLIENT_GONE: &str = "client_gone";
 
@@ -66,6 +75,7 @@ pub struct Gateway {
     portal: Portal,
     load: Arc<Load>,
     metrics: Arc<Metrics>,
+    meter: Meter,
 }
 
 /// What is going on, for a shutdown that waits.
@@ -113,6 +123,8 @@ pub struct Context {
     whole: Option<(Bytes, Reservation)>,
     rate: Option<RateHeaders>,
     slot: Option<Slot>,
+    /// Of a request that goes to the cell: what its answer comes to.
+    watch: Option<Watch>,
     refusal: Option<Refusal>,
     connects: usize,
     _in_flight: InFlight,
@@ -135,6 +147,7 @@ impl ProxyHttp for Gateway {
             whole: None,
             rate: None,
             slot: None,
+            watch: None,
             refusal: None,
             connects: 0,
             _in_flight: InFlight(Arc::clone(&self.load)),
@@ -213,6 +226,10 @@ impl ProxyHttp for Gateway {
             }
             _ => None,
         };
+        if ctx.forward.as_ref().is_some_and(|forward| forward.metered.is_read()) {
+            // Messages in a compressed answer could not be counted.
+            upstream.insert_header(ACCEPT_ENCODING, "identity")?;
+        }
         if ctx.whole.is_some() {
             // We have said "go on" ourselves.
             upstream.remove_header("expect");
@@ -273,6 +290,10 @@ impl ProxyHttp for Gateway {
         if !head.status.is_informational() {
             ctx.slot = None;
             ctx.cell.1 = ctx.cell.0.map(|asked| asked.elapsed());
+            if let Some(watch) = &mut ctx.watch {
+                let coding = head.headers.get(CONTENT_ENCODING).map(HeaderValue::as_bytes);
+                watch.head(head.status.as_u16(), coding);
+            }
         }
         if let Some(rate) = &ctx.rate {
             head.insert_header(answer::RATE_LIMIT_POLICY, rate.policy.clone())?;
@@ -280,6 +301,19 @@ impl ProxyHttp for Gateway {
         }
         let mut buffer = [0; uuid::fmt::Hyphenated::LENGTH];
         head.insert_header("x-queen-request-id", ctx.id.text(&mut buffer))
+    }
+
+    fn response_body_filter(
+        &self,
+        _: &mut Session,
+        body: &mut Option<Bytes>,
+        _: bool,
+        ctx: &mut Context,
+    ) -> Result<Option<Duration>> {
+        if let (Some(watch), Some(piece)) = (&mut ctx.watch, body) {
+            watch.piece(piece);
+        }
+        Ok(None)
     }
 
     fn fail_to_connect(
@@ -348,6 +382,9 @@ impl ProxyHttp for Gateway {
             took: ctx.began.elapsed(),
             cell: ctx.cell.1,
         });
+        if let (Some(watch), Some(forward)) = (ctx.watch.take(), &ctx.forward) {
+            self.meter(forward, watch);
+        }
     }
 }
 
@@ -362,6 +399,9 @@ impl Gateway {
     ) -> Result<(), Denied> {
         let caps = &self.pipeline.caps;
         let forward = ctx.forward.insert(admitted.forward);
+        // What a cell stores is counted even when nobody waits for its answer any more.
+        let stores = forward.metered.is_read() && forward.metered != MeteredRoute::Pop;
+        session.as_downstream_mut().set_abort_on_close(!stores);
         let Some(Inspection { subject, length }) = admitted.inspection else {
             return self.judge(ctx, None, &[]);
         };
@@ -384,11 +424,22 @@ impl Gateway {
         }
     }
 
+    /// Books what a request came to.
+    fn meter(&self, forward: &Forward, watch: Watch) {
+        let usage = watch.finish();
+        self.meter.record(&self.meter.cluster(forward.cluster.id), &usage);
+        if forward.metered == MeteredRoute::Pop {
+            let limiter = &self.pipeline.caps.limiter;
+            limiter.deliver(&forward.counters, &forward.cluster.limits, usage.first.counts.msgs);
+        }
+    }
+
     fn judge(&self, ctx: &mut Context, subject: Option<Subject>, body: &[u8]) -> Result<(), Denied> {
         let forward = ctx.forward.as_ref().ok_or(Refusal::Internal)?;
         let passed = self.pipeline.caps.judge(forward, subject, body)?;
         ctx.slot = passed.slot;
         ctx.rate = passed.rate;
+        ctx.watch = Some(Watch::new(forward.metered, passed.metered, MAX_SINK_NAME));
         Ok(())
     }
 }

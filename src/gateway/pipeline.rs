@@ -20,6 +20,7 @@ use crate::{
     },
     identity::{ACT_HEADER, AuthError, Identity},
     limits::ClusterLimits,
+    metering::sample::MeteredRoute,
     policy::{
         authorize,
         host::{canonical_host, slug_of_host},
@@ -101,7 +102,7 @@ impl Pipeline {
             return Err(Refusal::NotPermitted);
         }
         let counters = self.caps.counters(cluster.id);
-        let block = push_block(&cluster, &counters);
+        let block = self.push_block(&cluster, &counters);
         if let Some(block) = block
             && grows(class)
         {
@@ -112,7 +113,9 @@ impl Pipeline {
         let inspection = self.inspection(head, class, subject)?;
         let budget = budget(target, &self.timeouts);
         let parks = route::long_poll_wait_ms(target.path, target.query).is_some();
-        Ok(Admitted { forward: Forward { cluster, principal, budget, counters, parks }, inspection })
+        let metered = MeteredRoute::of(class, target.path);
+        let forward = Forward { cluster, principal, budget, counters, parks, metered };
+        Ok(Admitted { forward, inspection })
     }
 
     /// On which cluster a request would act, and as whom.
@@ -202,6 +205,17 @@ impl Pipeline {
         Err(Refusal::UnknownCluster)
     }
 
+    /// Why nothing may be added, if so.
+    fn push_block(&self, cluster: &Cluster, counters: &ClusterLimits) -> Option<PushBlock> {
+        if counters.is_storage_blocked(cluster.limits.max_retained_bytes) {
+            Some(PushBlock::Storage)
+        } else if self.caps.blocks.is_blocked(cluster.id) {
+            Some(PushBlock::Monthly)
+        } else {
+            (cluster.restriction == Restriction::PushBlocked).then_some(PushBlock::Lifecycle)
+        }
+    }
+
     /// How a body is read that still has to pass.
     fn inspection(
         &self,
@@ -225,17 +239,6 @@ impl Pipeline {
             return Err(Refusal::BodyTooLarge);
         }
         Ok(Some(Inspection { subject, length }))
-    }
-}
-
-/// Why nothing may be added, if so.
-fn push_block(cluster: &Cluster, counters: &ClusterLimits) -> Option<PushBlock> {
-    if counters.is_storage_blocked(cluster.limits.max_retained_bytes) {
-        Some(PushBlock::Storage)
-    } else if counters.is_month_blocked() {
-        Some(PushBlock::Monthly)
-    } else {
-        (cluster.restriction == Restriction::PushBlocked).then_some(PushBlock::Lifecycle)
     }
 }
 

@@ -8,6 +8,7 @@ use super::{
 use crate::{
     config::proxy::ProxyConfig,
     identity::session::SessionKeys,
+    metering::Meter,
     portal::{Health, Portal, auth::Auth},
     process::stop_signal,
     telemetry::metrics::Metrics,
@@ -59,6 +60,7 @@ pub fn run(
     caps: Caps,
     load: Arc<Load>,
     metrics: Arc<Metrics>,
+    meter: Meter,
 ) -> Result<(), ServeError> {
     let address = SocketAddr::from(config.bind);
     // Pingora would panic later; this says it in a line.
@@ -105,6 +107,7 @@ pub fn run(
         portal,
         load: Arc::clone(&load),
         metrics,
+        meter,
     };
     let mut service = http_proxy_service_with_name(&server.configuration, gateway, "gateway");
     let mut options = HttpServerOptions::default();

@@ -112,6 +112,11 @@ pub enum MeteredRoute {
 }
 
 impl MeteredRoute {
+    /// Whether its answer is read for messages.
+    pub const fn is_read(self) -> bool {
+        !matches!(self, Self::Other(_))
+    }
+
     /// Of a request that was admitted; the path is canonical.
     pub fn of(class: RouteClass, path: &str) -> Self {
         match class {

@@ -23,6 +23,8 @@ pub struct Messages<'b> {
     pub payload_bytes: u64,
     /// Where they go.
     pub pairs: Pairs<'b>,
+    /// Of a cycle, how many messages go to each pair, in the order of the pairs.
+    pub per_pair: Vec<u64>,
 }
 
 /// `POST /api/v1/push`: `{"items": […]}`. Of the pairs at most `max_pairs` are kept.
@@ -42,6 +44,7 @@ pub fn push(body: &[u8], max_pairs: usize) -> Result<Messages<'_>, Unreadable> {
 /// skips them, and an empty partition is the default one.
 pub fn cycle(body: &[u8], max_pairs: usize) -> Result<Messages<'_>, Unreadable> {
     let mut pairs = Pairs::new(max_pairs);
+    let mut per_pair = Vec::new();
     let sum = list(body, "push_items", &mut pairs, |scanner, sum, pairs| {
         let Element::Item(item) = Element::read(scanner)? else {
             return Some(());
@@ -50,13 +53,19 @@ pub fn cycle(body: &[u8], max_pairs: usize) -> Result<Messages<'_>, Unreadable> 
             return Some(());
         }
         sum.add(item.bytes);
+        let mut goes_to = None;
         for (queue, partition) in item.lanes().filter(|(queue, _)| !queue.is_empty()) {
             let partition = if partition.is_empty() { Cow::Borrowed(DEFAULT_PARTITION) } else { partition };
-            pairs.add(queue, partition);
+            goes_to = pairs.add(queue, partition);
+        }
+        // Of two readings the later one: that of the cells.
+        if let Some(at) = goes_to {
+            per_pair.resize(per_pair.len().max(at + 1), 0);
+            per_pair[at] += 1;
         }
         Some(())
     })?;
-    Ok(sum.with(pairs))
+    Ok(Messages { per_pair, ..sum.with(pairs) })
 }
 
 /// `POST /api/v1/transaction`: `{"operations": […]}`. Acks are skipped; a push carries `items` or
@@ -180,7 +189,7 @@ impl Sum {
 
     fn with(self, pairs: Pairs<'_>) -> Messages<'_> {
         let Self { count, heaviest, payload_bytes } = self;
-        Messages { count, heaviest, payload_bytes, pairs }
+        Messages { count, heaviest, payload_bytes, pairs, per_pair: Vec::new() }
     }
 }
 

@@ -13,7 +13,7 @@ pub use messages::{Heaviest, Messages, cycle, ephemeral_push, push, transaction}
 pub use settings::{Configure, Destination, Retention, configure, replay};
 
 use scan::{Raw, Scanner};
-use std::{borrow::Cow, collections::HashSet};
+use std::{borrow::Cow, collections::HashMap};
 
 /// The partition of a message that names none.
 pub const DEFAULT_PARTITION: &str = "Default";
@@ -42,7 +42,8 @@ pub struct Pair<'b> {
 #[derive(Default, Debug)]
 pub struct Pairs<'b> {
     list: Vec<Pair<'b>>,
-    seen: HashSet<Pair<'b>>,
+    /// Where in the list each is; empty until there are two.
+    seen: HashMap<Pair<'b>, usize>,
     max: usize,
     overflow: bool,
 }
@@ -62,26 +63,29 @@ impl<'b> Pairs<'b> {
         self.overflow
     }
 
-    fn add(&mut self, queue: Cow<'b, str>, partition: Cow<'b, str>) {
+    /// Its place in the list; none beyond the most that are kept.
+    fn add(&mut self, queue: Cow<'b, str>, partition: Cow<'b, str>) -> Option<usize> {
         let pair = Pair { queue, partition };
         // Items mostly come in runs for one lane; those cost no hashing.
         if self.list.last() == Some(&pair) {
-            return;
+            return Some(self.list.len() - 1);
         }
         if let [first] = self.list.as_slice() {
-            self.seen.insert(first.clone());
+            self.seen.insert(first.clone(), 0);
         }
-        if self.seen.contains(&pair) {
-            return;
+        if let Some(at) = self.seen.get(&pair) {
+            return Some(*at);
         }
         if self.list.len() == self.max {
             self.overflow = true;
-            return;
+            return None;
         }
-        if !self.list.is_empty() {
-            self.seen.insert(pair.clone());
+        let at = self.list.len();
+        if at > 0 {
+            self.seen.insert(pair.clone(), at);
         }
         self.list.push(pair);
+        Some(at)
     }
 }
 

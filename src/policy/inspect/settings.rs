@@ -105,7 +105,9 @@ pub fn replay(body: &[u8]) -> Result<Destination<'_>, Unreadable> {
     let mut pairs = Pairs::new(2);
     for (queue, partition) in queue.readings().into_iter().zip(partition.readings()) {
         match (named(queue), named(partition)) {
-            (Some(queue), Some(partition)) => pairs.add(queue, partition),
+            (Some(queue), Some(partition)) => {
+                pairs.add(queue, partition);
+            }
             (Some(_), None) => return Ok(Destination::Half { missing: "partition" }),
             (None, Some(_)) => return Ok(Destination::Half { missing: "queue" }),
             (None, None) => {}

@@ -8,7 +8,11 @@ const PASSWORD: &str = "s3cret-Text";
 
 /// `serve` ends with exit code 1 and this one line of its own.
 fn fails(program: &Program, environment: &[(&str, &str)], expected: &str) {
-    let (code, log) = program.run(&["serve"], environment);
+    let mut environment = environment.to_vec();
+    if program.name == PROXY.name {
+        environment.push(("QUEEN_PROXY_ADMIN_ADDR", "off"));
+    }
+    let (code, log) = program.run(&["serve"], &environment);
     assert_eq!(code, 1, "{log}");
     let start = format!("{}: ", program.name);
     let own: Vec<&str> = log.lines().filter(|line| line.starts_with(&start)).collect();
