@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::errors::KvError;
+use super::ladder::Usage;
 use super::members::Members;
 
 /// Most namespaces in an answer; SQL stops there.
@@ -86,6 +87,16 @@ pub(super) fn namespaces(array: &str) -> String {
     let truncated =
         if array.matches("\"namespace\":").count() >= MOST_NAMESPACES { ",\"truncated\":true" } else { "" };
     format!(r#"{{"namespaces":{array}{truncated}}}"#)
+}
+
+/// Body of the listing of queues, of which this cell has none, with what the tenant's keys take.
+pub(super) fn queues(usage: Option<Usage>) -> String {
+    usage.map_or_else(
+        || r#"{"queues":[]}"#.to_owned(),
+        |Usage { rows, bytes }| {
+            format!(r#"{{"queues":[],"kvRows":{rows},"kvBytes":{bytes},"timerBytes":0}}"#)
+        },
+    )
 }
 
 #[cfg(test)]

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::sleep;
+use uuid::Uuid;
 
 use super::gate::Gate;
-use super::ladder::{LadderSettings, Quota};
+use super::ladder::{LadderSettings, Quota, Usage};
 use super::line::{Line, LineError};
 use super::switches::NAMES;
 
@@ -52,6 +53,14 @@ impl Control {
             max_tenants: settings.max_tenants,
             refresh_every: settings.refresh_every,
         }
+    }
+
+    /// What a tenant keeps, as it was last measured; none when that is not known: more tenants than are kept.
+    pub(super) fn usage_of(&self, tenant: Uuid) -> Option<Usage> {
+        let snapshot = self.snapshot();
+        let found = snapshot.quotas.iter().find(|quota| quota.tenant == tenant).map(Quota::usage);
+        let all = snapshot.at.is_some() && snapshot.quotas.len() < self.max_tenants as usize;
+        found.or(all.then(Usage::default))
     }
 
     /// What the last refresh brought.

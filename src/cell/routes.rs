@@ -68,6 +68,8 @@ enum Route<'a> {
     Transaction,
     Namespaces,
     List,
+    /// The listing by which a proxy measures what a tenant keeps.
+    Queues,
     /// Namespace and key tail, both still percent-encoded.
     Key {
         namespace: &'a str,
@@ -85,6 +87,7 @@ impl<'a> Route<'a> {
             "/api/v1/transaction" => return Some(Self::Transaction),
             "/api/v1/resources/kv/namespaces" => return Some(Self::Namespaces),
             "/api/v1/resources/kv/list" => return Some(Self::List),
+            "/api/v1/resources/queues" => return Some(Self::Queues),
             _ => {}
         }
         // Everything after the namespace is the key, slashes included.
@@ -183,6 +186,12 @@ async fn handle(state: &Cell, parts: &Parts, body: axum::body::Body) -> Result<R
             let question = Question::List(console::Page::of(&body)?);
             let page = finish(state, tenant, question, &reading, admission).await?;
             Ok(answer(StatusCode::OK, text(page)?))
+        }
+        Some(Route::Queues) => {
+            if !matches!(parts.method, Method::GET | Method::HEAD) {
+                return Err(KvError::MethodNotAllowed { allow: "GET, HEAD" });
+            }
+            Ok(answer(StatusCode::OK, console::queues(state.control.usage_of(tenant))))
         }
         Some(Route::Key { namespace, tail }) => {
             no_query(parts)?;

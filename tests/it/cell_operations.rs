@@ -3,6 +3,7 @@
 
 mod admission;
 mod failures;
+mod listing;
 mod metrics;
 mod sweeping;
 mod switch;
