@@ -190,7 +190,7 @@ async fn main() {
              INSERT INTO queen_proxy.cells (slug, region, base_url, class) VALUES ('c', 'r', $1, 'shared')
              RETURNING id
          )
-         SELECT queen_proxy.bootstrap_tenant('acme', 'acme', 'acme', 'enterprise', id, 'a@acme.example')
+         SELECT queen_proxy.bootstrap_tenant('acme', 'acme', 'acme', 'pro', id, 'a@acme.example')
                     ->> 'api_key'
            FROM cell",
     )
@@ -198,6 +198,10 @@ async fn main() {
     .fetch_one(&mut control)
     .await
     .unwrap();
+    sqlx::query(r#"UPDATE queen_proxy.clusters SET limit_overrides = '{"max_req_per_sec": null}'"#)
+        .execute(&mut control)
+        .await
+        .unwrap();
     let request = format!(
         "GET /api/v1/kv/ns/k HTTP/1.1\r\nHost: acme.q.example\r\nAuthorization: Bearer {key}\r\n\r\n"
     )
