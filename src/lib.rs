@@ -11,6 +11,7 @@ pub mod config;
 pub mod control;
 pub mod dev;
 pub mod domain;
+pub mod figures;
 pub mod gateway;
 pub mod identity;
 pub mod limits;

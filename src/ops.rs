@@ -10,6 +10,7 @@ use crate::{
     },
     gateway::Load,
     limits::{Limiter, RateView, clock::Monotonic},
+    metering::rollup::MonthlyBlocks,
     telemetry::metrics::{CONTENT_TYPE, Metrics},
 };
 use axum::{
@@ -34,6 +35,8 @@ pub struct Ops {
     pub load: Arc<Load>,
     /// What stands against the caps.
     pub limiter: Arc<Limiter<Monotonic>>,
+    /// Clusters that have used up their month.
+    pub blocks: Arc<MonthlyBlocks>,
     /// Where clusters are looked up; none without a control plane.
     pub control: Option<ControlPlane>,
 }
@@ -94,7 +97,7 @@ async fn limits(State(ops): State<Arc<Ops>>, Path(name): Path<String>) -> Respon
                 "cluster": { "id": cluster.id.0, "slug": cluster.slug.as_str() },
                 "limits": numbers(&cluster.limits),
             });
-            answer["live"] = live(&ops.limiter, cluster.id, &cluster.limits);
+            answer["live"] = live(&ops, cluster.id, &cluster.limits);
             Json(answer).into_response()
         }
         Lookup::Absent => problem(StatusCode::NOT_FOUND, "no such cluster", "not_found"),
@@ -113,8 +116,8 @@ fn numbers(limits: &Limits) -> Map<String, Value> {
 }
 
 /// Null when this proxy has served nothing of the cluster lately.
-fn live(limiter: &Limiter<Monotonic>, cluster: ClusterId, limits: &Limits) -> Value {
-    let Some(live) = limiter.live(cluster, limits) else {
+fn live(ops: &Ops, cluster: ClusterId, limits: &Limits) -> Value {
+    let Some(live) = ops.limiter.live(cluster, limits) else {
         return Value::Null;
     };
     let rate = |view: Option<RateView>| view.map(|view| json!({ "left": view.left, "burst": view.burst }));
@@ -126,6 +129,6 @@ fn live(limiter: &Limiter<Monotonic>, cluster: ClusterId, limits: &Limits) -> Va
         "retained_bytes": live.retained_bytes,
         "in_flight_bytes": live.in_flight_bytes,
         "storage_blocked": live.storage_blocked,
-        "month_blocked": live.month_blocked,
+        "month_blocked": ops.blocks.is_blocked(cluster),
     })
 }

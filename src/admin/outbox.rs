@@ -43,14 +43,6 @@ pub(super) struct Follow {
     once: bool,
 }
 
-/// What ends a follower in a good way.
-enum End {
-    /// A signal, or the reader went away.
-    Told,
-    /// Nothing is left.
-    Drained,
-}
-
 struct Event {
     id: Uuid,
     document: Value,
@@ -62,9 +54,7 @@ impl OutboxCommand {
         let mut stop = Box::pin(crate::process::stop_signal());
         let mut claimed = Vec::new();
         let ended = tokio::select! {
-            signal = &mut stop => signal
-                .map(|()| End::Told)
-                .map_err(|error| Failure::Usage(format!("cannot watch signals: {error}"))),
+            signal = &mut stop => signal.map_err(|error| Failure::Usage(format!("cannot watch signals: {error}"))),
             ended = follow(plane, json, once, &mut claimed) => ended,
         };
         if !claimed.is_empty() {
@@ -72,23 +62,22 @@ impl OutboxCommand {
             let ids = claimed.iter().map(|event: &Event| event.id).collect();
             let _ = timeout(GIVE_BACK, settle(plane, Vec::new(), ids)).await;
         }
-        match ended? {
-            End::Told | End::Drained => Ok(()),
-        }
+        ended
     }
 }
 
-/// `claimed` holds what is being printed, so that it can be given back.
-async fn follow(plane: &mut Plane, json: bool, once: bool, claimed: &mut Vec<Event>) -> Result<End, Failure> {
+/// Ends when the reader has gone away, or, for `once`, when nothing is left. `claimed` holds what is being
+/// printed, so that it can be given back.
+async fn follow(plane: &mut Plane, json: bool, once: bool, claimed: &mut Vec<Event>) -> Result<(), Failure> {
     let mut silent = false;
     loop {
         if reader_is_gone() {
-            return Ok(End::Told);
+            return Ok(());
         }
         match step(plane, json, claimed).await {
             Ok(Step::Printed) => {}
-            Ok(Step::ReaderGone) => return Ok(End::Told),
-            Ok(Step::Empty) if once => return Ok(End::Drained),
+            Ok(Step::ReaderGone) => return Ok(()),
+            Ok(Step::Empty) if once => return Ok(()),
             Ok(Step::Empty) => sleep(IDLE).await,
             Err(Failure::Unreachable(text)) if !once => {
                 if !silent {

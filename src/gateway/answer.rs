@@ -1,9 +1,6 @@
 //! Writing our own answers, so that the client's connection can go on where that is safe.
 
-use super::{
-    caps::{Denied, RateHeaders},
-    refusal::Refusal,
-};
+use super::{caps::Denied, refusal::Refusal};
 use crate::{domain::ids::RequestId, portal::Reply};
 use http::{
     HeaderName, HeaderValue,
@@ -49,22 +46,14 @@ pub(super) async fn write(session: &mut Session, id: RequestId, reply: Reply) ->
     Ok(())
 }
 
-/// Writes the refusal of a request on which rates apply.
-pub(super) async fn deny(session: &mut Session, id: RequestId, denied: Denied) -> Result<()> {
-    refuse_with(session, id, denied.refusal, denied.rate).await
-}
-
 /// Writes a refusal.
 pub(super) async fn refuse(session: &mut Session, id: RequestId, refusal: Refusal) -> Result<()> {
-    refuse_with(session, id, refusal, None).await
+    deny(session, id, refusal.into()).await
 }
 
-async fn refuse_with(
-    session: &mut Session,
-    id: RequestId,
-    refusal: Refusal,
-    rate: Option<Box<RateHeaders>>,
-) -> Result<()> {
+/// Writes the refusal of a request on which rates may apply.
+pub(super) async fn deny(session: &mut Session, id: RequestId, denied: Denied) -> Result<()> {
+    let Denied { refusal, rate } = denied;
     let wire = refusal.wire();
     if refusal.ends_connection() {
         session.set_keepalive(None);

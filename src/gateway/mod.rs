@@ -184,11 +184,15 @@ impl ProxyHttp for Gateway {
             ctx.code = self.serve_own(session, ctx.id, route).await?;
             return Ok(true);
         }
-        ctx.class = pipeline::class_of(head);
-        let admitted = self.pipeline.admit(head).await;
-        let judged = match admitted {
-            Ok(admitted) => self.apply_caps(session, ctx, admitted).await,
-            Err(refusal) => Err(refusal.into()),
+        let judged = match self.pipeline.admit(head).await {
+            Ok(admitted) => {
+                ctx.class = admitted.class.word();
+                self.apply_caps(session, ctx, admitted).await
+            }
+            Err(refusal) => {
+                ctx.class = pipeline::class_of(head);
+                Err(refusal.into())
+            }
         };
         match judged {
             Ok(()) => Ok(false),

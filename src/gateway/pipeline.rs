@@ -62,6 +62,7 @@ pub struct Pipeline {
 
 /// A request that passed, and what its body still has to pass.
 pub struct Admitted {
+    pub(super) class: RouteClass,
     pub(super) forward: Forward,
     pub(super) inspection: Option<Inspection>,
 }
@@ -115,7 +116,7 @@ impl Pipeline {
         let parks = route::long_poll_wait_ms(target.path, target.query).is_some();
         let metered = MeteredRoute::of(class, target.path);
         let forward = Forward { cluster, principal, budget, counters, parks, metered };
-        Ok(Admitted { forward, inspection })
+        Ok(Admitted { class, forward, inspection })
     }
 
     /// On which cluster a request would act, and as whom.
@@ -266,7 +267,7 @@ fn subject(
     }
 }
 
-/// A word for the kind of route that is asked for.
+/// A word for the kind of route that a refused request asked for.
 pub(super) fn class_of(head: &RequestHeader) -> &'static str {
     let target = head::target(head).filter(|t| path::is_canonical(t.path) && route::is_data_plane(t.path));
     target.map_or(RouteClass::Blocked, |target| route::classify(&head.method, target.path)).word()

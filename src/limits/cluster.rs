@@ -28,7 +28,6 @@ pub struct ClusterLimits {
     load_claimed: AtomicBool,
     pub(super) parked: Arc<Gauge>,
     pub(super) storage: Storage,
-    pub(super) month_blocked: AtomicBool,
     pub(super) near_cap: AtomicBool,
     pub(super) used_at: AtomicU64,
     /// Bytes of bodies that are held, see [`super::buffer`].
@@ -62,8 +61,6 @@ pub struct LiveView {
     pub in_flight_bytes: u64,
     /// Pushes are blocked for what is kept.
     pub storage_blocked: bool,
-    /// Pushes are blocked for the month's quota.
-    pub month_blocked: bool,
 }
 
 /// One bucket now.
@@ -84,7 +81,6 @@ impl ClusterLimits {
             load_claimed: AtomicBool::new(false),
             parked: Arc::default(),
             storage: Storage::default(),
-            month_blocked: AtomicBool::new(false),
             near_cap: AtomicBool::new(false),
             used_at: AtomicU64::new(0),
             buffered: AtomicU64::new(0),
@@ -108,11 +104,6 @@ impl ClusterLimits {
         self.storage.is_blocked(cap)
     }
 
-    /// Whether pushes are blocked for the month's quota.
-    pub fn is_month_blocked(&self) -> bool {
-        self.month_blocked.load(Ordering::Acquire)
-    }
-
     /// A panic under the lock leaves numbers that are at worst a little off.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -123,10 +114,7 @@ impl ClusterLimits {
     }
 
     pub(super) fn is_pinned(&self) -> bool {
-        self.parked.waiting() > 0
-            || self.is_month_blocked()
-            || self.storage.is_over()
-            || self.near_cap.load(Ordering::Acquire)
+        self.parked.waiting() > 0 || self.storage.is_over() || self.near_cap.load(Ordering::Acquire)
     }
 
     pub(super) fn live(&self, limits: &Limits, now: Nanos) -> LiveView {
@@ -143,7 +131,6 @@ impl ClusterLimits {
             retained_bytes: self.storage.measured(),
             in_flight_bytes: self.storage.in_flight(),
             storage_blocked: self.storage.is_blocked(limits.max_retained_bytes),
-            month_blocked: self.is_month_blocked(),
         }
     }
 }

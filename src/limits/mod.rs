@@ -141,12 +141,6 @@ impl<C: Clock> Limiter<C> {
         transition
     }
 
-    /// Sets or clears the block for the month's quota; tells whether that changed anything.
-    pub fn block_month(&self, id: ClusterId, blocked: bool) -> bool {
-        let cluster = if blocked { Some(self.cluster(id)) } else { self.existing(id) };
-        cluster.is_some_and(|cluster| cluster.month_blocked.swap(blocked, Ordering::AcqRel) != blocked)
-    }
-
     /// Drops counters unused for [`Settings::idle`]; those with waiting pops, a block or a total near
     /// the cap stay. Returns how many went.
     pub fn prune(&self) -> usize {

@@ -4,12 +4,11 @@ use super::{
     Unreadable,
     walker::{List, Reader, Value},
 };
+use crate::policy::inspect::DEFAULT_PARTITION;
 use std::collections::HashMap;
 
 /// More messages than one request can carry: a cell that claims so is not believed.
 const MOST: u64 = u32::MAX as u64;
-/// Where messages without a partition go.
-const DEFAULT_PARTITION: &[u8] = b"Default";
 
 /// A number of messages, or why there is none.
 pub(super) trait Messages: Reader {
@@ -202,7 +201,7 @@ struct Group {
 impl Sinks {
     /// Counts messages for a queue; an empty partition is the default one.
     pub fn add(&mut self, queue: &str, partition: &str, messages: u64) {
-        let partition = if partition.is_empty() { DEFAULT_PARTITION } else { partition.as_bytes() };
+        let partition = if partition.is_empty() { DEFAULT_PARTITION } else { partition }.as_bytes();
         let group = self.0.entry(queue.as_bytes().into()).or_default().entry(partition.into()).or_default();
         group.messages = group.messages.saturating_add(messages);
     }
@@ -302,7 +301,8 @@ impl Reader for Cycle {
         if self.queue.cut || self.partition.cut {
             return Err(Unreadable::Name);
         }
-        let partition = if self.partition.text.is_empty() { DEFAULT_PARTITION } else { &self.partition.text };
+        let partition = &self.partition.text;
+        let partition = if partition.is_empty() { DEFAULT_PARTITION.as_bytes() } else { partition };
         let groups = self.sinks.0.get_mut(self.queue.text.as_slice());
         if let Some(group) = groups.and_then(|groups| groups.get_mut(partition)) {
             group.stored = true;
