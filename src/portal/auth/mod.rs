@@ -147,9 +147,7 @@ impl Auth {
         if is_from_elsewhere(visit.headers) {
             return Err(AuthRefusal::FromElsewhere);
         }
-        if !self.identity.sessions.as_ref().is_some_and(SessionKeys::can_mint) {
-            return Err(AuthRefusal::NotConfigured);
-        }
+        self.signer()?;
         let (now, origin) = (Instant::now(), origin(visit.client));
         self.guesses.by_address(origin, now)?;
         let form = Form::read(visit.headers, body).ok_or(AuthRefusal::NoForm)?;
@@ -169,7 +167,7 @@ impl Auth {
         if let Err(error) = self.identity.control.record_login(user).await {
             tracing::warn!(%error, "a sign-in is not in the audit");
         }
-        let (token, _) = self.mint(user, None, self.settings.ttl_s)?;
+        let token = self.mint(user, None, self.settings.ttl_s)?;
         let cookie = self.settings.cookies.session(&token, self.settings.ttl_s, visit.https);
         let mut reply = see_other(next, cookie)?;
         // A session of before that was handed over to this cell would come first.
@@ -245,7 +243,7 @@ impl Auth {
             return Err(AuthRefusal::InvalidSession);
         }
         self.minted.take(session.user, Instant::now())?;
-        let (token, _) = self.mint(session.user, session.cluster, ttl_s)?;
+        let token = self.mint(session.user, session.cluster, ttl_s)?;
         Ok(Reply::json(&json!({ "token": token, "expires_in": ttl_s })))
     }
 
@@ -277,16 +275,13 @@ impl Auth {
         })
     }
 
-    fn mint(
-        &self,
-        user: UserId,
-        cluster: Option<ClusterId>,
-        ttl_s: u64,
-    ) -> Result<(String, Session), AuthRefusal> {
-        let keys = self.identity.sessions.as_ref().filter(|keys| keys.can_mint());
-        keys.ok_or(AuthRefusal::NotConfigured)?
-            .mint(user, cluster, now_s(), ttl_s)
-            .ok_or(AuthRefusal::Internal)
+    fn signer(&self) -> Result<&SessionKeys, AuthRefusal> {
+        self.identity.sessions.as_ref().filter(|keys| keys.can_mint()).ok_or(AuthRefusal::NotConfigured)
+    }
+
+    fn mint(&self, user: UserId, cluster: Option<ClusterId>, ttl_s: u64) -> Result<String, AuthRefusal> {
+        let minted = self.signer()?.mint(user, cluster, now_s(), ttl_s);
+        minted.map(|(token, _)| token).ok_or(AuthRefusal::Internal)
     }
 
     fn page(&self, status: u16, next: &str, failed: bool) -> Reply {
