@@ -9,6 +9,10 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use thread_priority::{
+    NormalThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy, set_thread_priority_and_policy,
+    thread_native_id,
+};
 use tokio::sync::oneshot;
 
 /// What a password is checked against when there is no such user, behind the cost. Nobody knows its password.
@@ -21,8 +25,9 @@ const COST: u32 = 10;
 /// for a minute.
 const MAX_COST: u32 = 15;
 
-/// Nice value of the threads: with tenants' requests waiting, they get about a thirtieth of a core.
-const NICE: i32 = 15;
+/// The threads' class (`SCHED_IDLE`): whoever wakes up takes the core from them at once. With a high nice value
+/// alone a request may wait some milliseconds for them, at each of its steps.
+const BEHIND_TENANTS: ThreadSchedulePolicy = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
 
 /// Checks that one origin may have in the queue, so that it leaves room for others.
 const MAX_PER_ORIGIN: usize = 2;
@@ -104,7 +109,7 @@ impl Passwords {
 }
 
 fn work(jobs: &Mutex<mpsc::Receiver<Job>>) {
-    if let Err(error) = rustix::process::setpriority_process(None, NICE) {
+    if let Err(error) = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, BEHIND_TENANTS) {
         tracing::debug!(%error, "passwords are checked at ordinary priority");
     }
     loop {
@@ -263,7 +268,11 @@ mod tests {
         drop(sender);
         // On a thread of its own, which gives its priority away.
         let jobs = Mutex::new(jobs);
-        std::thread::spawn(move || work(&jobs)).join().unwrap();
+        let policy = std::thread::spawn(move || {
+            work(&jobs);
+            thread_priority::thread_schedule_policy().unwrap()
+        });
+        assert_eq!(policy.join().unwrap(), super::BEHIND_TENANTS);
         let mut verdicts = Vec::new();
         for answer in answers {
             verdicts.push(answer.await.unwrap());
