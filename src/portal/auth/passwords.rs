@@ -109,7 +109,9 @@ impl Passwords {
 }
 
 fn work(jobs: &Mutex<mpsc::Receiver<Job>>) {
-    if let Err(error) = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, BEHIND_TENANTS) {
+    if let Err(error) =
+        set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, BEHIND_TENANTS)
+    {
         tracing::debug!(%error, "passwords are checked at ordinary priority");
     }
     loop {
