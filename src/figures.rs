@@ -1,8 +1,13 @@
 //! The figures that the proxy's rooms keep, under their names in `/metrics`.
 
 use crate::{
-    control::ControlPlane,
-    gateway::{Load, caps::Caps},
+    control::{ControlPlane, cache::CacheView},
+    gateway::{
+        Load,
+        access_log::AccessLog,
+        caps::Caps,
+        traffic::{Clusters, Outcome, View},
+    },
     metering::{
         Meter,
         metrics::Snapshot,
@@ -13,16 +18,30 @@ use crate::{
 };
 use std::sync::Arc;
 
+/// The rooms.
+#[derive(Clone, Copy)]
+pub struct Rooms<'r> {
+    /// What is going on.
+    pub load: &'r Arc<Load>,
+    /// The caps of plans.
+    pub caps: &'r Caps,
+    /// What each cluster's traffic comes to.
+    pub clusters: &'r Arc<Clusters>,
+    /// Usage.
+    pub meter: &'r Meter,
+    /// The control plane, if there is one.
+    pub control: Option<&'r ControlPlane>,
+    /// The cells' listings, likewise.
+    pub reconcile: Option<&'r Arc<Reconcile>>,
+    /// The access log, if there is one.
+    pub access_log: Option<&'r AccessLog>,
+}
+
 /// Registers what the rooms keep.
-pub fn export(
-    metrics: &Metrics,
-    load: &Arc<Load>,
-    caps: &Caps,
-    meter: &Meter,
-    control: Option<&ControlPlane>,
-    reconcile: Option<&Arc<Reconcile>>,
-) -> Result<(), prometheus::Error> {
+pub fn export(metrics: &Metrics, rooms: Rooms<'_>) -> Result<(), prometheus::Error> {
+    let Rooms { load, caps, clusters, meter, control, reconcile, access_log } = rooms;
     metering(metrics, meter)?;
+    traffic(metrics, clusters)?;
     let in_flight = Arc::clone(load);
     metrics.gauge("queen_proxy_requests_in_flight", "Requests whose answer has not ended", move || {
         number(in_flight.in_flight() as u64)
@@ -39,12 +58,134 @@ pub fn export(
         "Bytes of bodies that are held to be inspected",
         move || number(buffers.held()),
     )?;
+    let buffers = Arc::clone(&caps.buffers);
+    metrics
+        .gauge("queen_proxy_buffered_max_bytes", "Bytes that they may be", move || number(buffers.max()))?;
     if let Some(reconcile) = reconcile {
         reconciling(metrics, reconcile)?;
     }
-    if let Some(control) = control.cloned() {
-        metrics.gauge("queen_proxy_listener_up", "Whether changes are heard of at once", move || {
-            f64::from(u8::from(control.is_listening()))
+    if let Some(control) = control {
+        controlling(metrics, control)?;
+    }
+    if let Some(log) = access_log.cloned() {
+        metrics.counter(
+            "queen_proxy_access_log_lost_total",
+            "Lines of the access log that found no room or could not be written",
+            move || log.lost(),
+        )?;
+    }
+    Ok(())
+}
+
+/// Exports the traffic of clusters.
+fn traffic(metrics: &Metrics, clusters: &Arc<Clusters>) -> Result<(), prometheus::Error> {
+    let counts = Arc::clone(clusters);
+    metrics.counters(
+        "queen_proxy_cluster_requests_total",
+        "Requests of a cluster whose credential was good, by how they ended",
+        ["cluster", "outcome"],
+        move || {
+            let each = |view: View| {
+                Outcome::ALL.map(|outcome| {
+                    let labels = [view.name.to_string(), outcome.word().to_owned()];
+                    (labels, number(view.total.outcomes[outcome as usize]))
+                })
+            };
+            counts.views().into_iter().flat_map(each).collect()
+        },
+    )?;
+    for (name, help, count) in [
+        (
+            "queen_proxy_cluster_messages_total",
+            "Billable messages of a cluster",
+            (|view| number(view.total.messages)) as fn(&View) -> f64,
+        ),
+        ("queen_proxy_cluster_in_bytes_total", "Bytes of a cluster's bodies that came in", |view| {
+            number(view.total.bytes_in)
+        }),
+        ("queen_proxy_cluster_out_bytes_total", "Bytes of answers to a cluster", |view| {
+            number(view.total.bytes_out)
+        }),
+        ("queen_proxy_cluster_cell_answers_total", "Requests of a cluster that its cell answered", |view| {
+            number(view.total.cell_requests)
+        }),
+        ("queen_proxy_cluster_cell_seconds_total", "What its cell took for them", |view| {
+            number(view.total.cell_us) / 1e6
+        }),
+    ] {
+        let clusters = Arc::clone(clusters);
+        metrics.counters(name, help, ["cluster"], move || {
+            let each = |view: &View| ([view.name.to_string()], count(view));
+            clusters.views().iter().map(each).collect()
+        })?;
+    }
+    Ok(())
+}
+
+/// Exports how it stands with the control plane's database and the caches in front of it.
+fn controlling(metrics: &Metrics, control: &ControlPlane) -> Result<(), prometheus::Error> {
+    let of = |read: fn(&ControlPlane) -> f64| {
+        let control = control.clone();
+        move || read(&control)
+    };
+    for (name, help, read) in [
+        (
+            "queen_proxy_listener_up",
+            "Whether changes are heard of at once",
+            (|control| f64::from(u8::from(control.is_listening()))) as fn(&ControlPlane) -> f64,
+        ),
+        (
+            "queen_proxy_listener_last_event_timestamp_seconds",
+            "When the listener last had a word from its server; 0 is never",
+            |control| number(control.heard_s()),
+        ),
+        (
+            "queen_proxy_control_plane_silent",
+            "Whether the database did not answer the last look-up of some cache",
+            |control| f64::from(u8::from(control.caches().iter().any(|cache| cache.silent))),
+        ),
+        ("queen_proxy_pool_open_connections", "Open connections of the pool", |control| {
+            f64::from(control.store().pool().open)
+        }),
+        ("queen_proxy_pool_idle_connections", "Of these, those that nobody uses", |control| {
+            f64::from(control.store().pool().idle)
+        }),
+        ("queen_proxy_pool_max_connections", "Connections that the pool may have", |control| {
+            f64::from(control.store().pool().most)
+        }),
+    ] {
+        metrics.gauge(name, help, of(read))?;
+    }
+    for (name, help, read) in [
+        (
+            "queen_proxy_cache_hits_total",
+            "Answers that were remembered and fresh",
+            (|cache| cache.hits) as fn(&CacheView) -> u64,
+        ),
+        ("queen_proxy_cache_loads_total", "Look-ups asked of the database", |cache| cache.loads),
+        ("queen_proxy_cache_stale_total", "Answers served past their freshness in its silence", |cache| {
+            cache.stale
+        }),
+    ] {
+        let control = control.clone();
+        metrics.counters(name, help, ["cache"], move || {
+            control.caches().iter().map(|cache| ([cache.name.to_owned()], number(read(cache)))).collect()
+        })?;
+    }
+    for (name, help, read) in [
+        (
+            "queen_proxy_cache_entries",
+            "Answers that are held",
+            (|cache| number(cache.entries as u64)) as fn(&CacheView) -> f64,
+        ),
+        ("queen_proxy_cache_absences", "Remembered absences", |cache| number(cache.absences as u64)),
+        ("queen_proxy_cache_oldest_seconds", "Age of the oldest answer that is held", |cache| {
+            cache.oldest.unwrap_or_default().as_secs_f64()
+        }),
+    ] {
+        let control = control.clone();
+        metrics.gauges(name, help, "cache", move || {
+            control.caches().iter().map(|cache| (cache.name.to_owned(), read(cache))).collect()
         })?;
     }
     Ok(())
@@ -56,7 +197,11 @@ fn metering(metrics: &Metrics, meter: &Meter) -> Result<(), prometheus::Error> {
         let meter = meter.clone();
         move || {
             let usage = meter.metrics().usage;
-            Op::ALL.iter().zip(&usage).map(|(op, counts)| (op.as_str().to_owned(), count(counts))).collect()
+            Op::ALL
+                .iter()
+                .zip(&usage)
+                .map(|(op, counts)| ([op.as_str().to_owned()], number(count(counts))))
+                .collect()
         }
     };
     for (name, help, count) in [
@@ -71,7 +216,7 @@ fn metering(metrics: &Metrics, meter: &Meter) -> Result<(), prometheus::Error> {
         }),
         ("queen_proxy_usage_out_bytes_total", "Bytes of metered answers", |counts| counts.bytes_out),
     ] {
-        metrics.counters(name, help, "op", by_op(count))?;
+        metrics.counters(name, help, ["op"], by_op(count))?;
     }
     let of = |read: fn(&Snapshot) -> u64| {
         let meter = meter.clone();
@@ -121,20 +266,14 @@ fn metering(metrics: &Metrics, meter: &Meter) -> Result<(), prometheus::Error> {
         let read = of(read);
         metrics.gauge(name, help, move || number(read()))?;
     }
-    for (name, help, read) in [
-        (
-            "queen_proxy_usage_flush_last_seconds",
-            "How long the last flush took",
-            (|numbers| numbers.flush_last.as_secs_f64()) as fn(&Snapshot) -> f64,
-        ),
-        ("queen_proxy_usage_flush_seconds_sum", "How long all flushes took", |numbers| {
-            numbers.flush_sum.as_secs_f64()
-        }),
-    ] {
-        let meter = meter.clone();
-        metrics.gauge(name, help, move || read(&meter.metrics()))?;
-    }
-    Ok(())
+    let last = meter.clone();
+    metrics.gauge("queen_proxy_usage_flush_last_seconds", "How long the last flush took", move || {
+        last.metrics().flush_last.as_secs_f64()
+    })?;
+    let all = meter.clone();
+    metrics.counters("queen_proxy_usage_flush_seconds_total", "How long all flushes took", [], move || {
+        vec![([], all.metrics().flush_sum.as_secs_f64())]
+    })
 }
 
 /// Exports how it stands with the cells' listings.

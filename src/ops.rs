@@ -1,16 +1,20 @@
 //! The admin listener (D13): what operators and their tools ask a running proxy, apart from tenants' traffic.
 
+mod history;
+mod status;
+
 use crate::{
-    control::ControlPlane,
+    control::{ControlPlane, now_s},
     domain::{
         ids::ClusterId,
         limits::{Cap, Limits},
         lookup::Lookup,
         slug::Slug,
     },
-    gateway::Load,
-    limits::{Limiter, RateView, clock::Monotonic},
-    metering::rollup::MonthlyBlocks,
+    gateway::{Load, traffic::Clusters},
+    limits::{Limiter, RateView, buffer::Budget, clock::Monotonic},
+    metering::Meter,
+    reconcile::Reconcile,
     telemetry::metrics::{CONTENT_TYPE, Metrics},
 };
 use axum::{
@@ -20,6 +24,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use history::History;
 use serde_json::{Map, Value, json};
 use std::{
     net::{SocketAddr, TcpListener},
@@ -35,10 +40,25 @@ pub struct Ops {
     pub load: Arc<Load>,
     /// What stands against the caps.
     pub limiter: Arc<Limiter<Monotonic>>,
-    /// Clusters that have used up their month.
-    pub blocks: Arc<MonthlyBlocks>,
+    /// Bodies that are held to be inspected.
+    pub buffers: Arc<Budget>,
+    /// What each cluster's traffic comes to.
+    pub clusters: Arc<Clusters>,
+    /// Usage, and clusters that have used up their month.
+    pub meter: Meter,
     /// Where clusters are looked up; none without a control plane.
     pub control: Option<ControlPlane>,
+    /// What the cells tell; likewise.
+    pub reconcile: Option<Arc<Reconcile>>,
+    /// Whether caps refuse, or only count.
+    pub enforce: bool,
+}
+
+/// That, and what the listener remembers of it.
+struct Admin {
+    ops: Ops,
+    history: History,
+    started_s: u64,
 }
 
 /// Opens the socket, so that a port in use stops the start.
@@ -50,12 +70,15 @@ pub fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
 
 /// Serves for as long as the process lives.
 pub async fn serve(listener: TcpListener, ops: Ops) {
+    let admin = Arc::new(Admin { ops, history: History::default(), started_s: now_s() });
+    tokio::spawn(status::keep_history(Arc::clone(&admin)));
     let router = Router::new()
+        .merge(status::routes())
         .route("/metrics", get(metrics))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready))
         .route("/limits/{cluster}", get(limits))
-        .with_state(Arc::new(ops));
+        .with_state(admin);
     let served = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => axum::serve(listener, router).await,
         Err(error) => Err(error),
@@ -65,13 +88,13 @@ pub async fn serve(listener: TcpListener, ops: Ops) {
     }
 }
 
-async fn metrics(State(ops): State<Arc<Ops>>) -> Response {
-    ([(TYPE, CONTENT_TYPE)], ops.metrics.render()).into_response()
+async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
+    ([(TYPE, CONTENT_TYPE)], admin.ops.metrics.render()).into_response()
 }
 
 /// 503 as soon as the proxy drains, so that balancers send nothing more.
-async fn ready(State(ops): State<Arc<Ops>>) -> Response {
-    if ops.load.is_draining() {
+async fn ready(State(admin): State<Arc<Admin>>) -> Response {
+    if admin.ops.load.is_draining() {
         (StatusCode::SERVICE_UNAVAILABLE, "draining\n").into_response()
     } else {
         "ready\n".into_response()
@@ -79,7 +102,8 @@ async fn ready(State(ops): State<Arc<Ops>>) -> Response {
 }
 
 /// The caps in force on a cluster, by slug or id, and what stands against them in this process.
-async fn limits(State(ops): State<Arc<Ops>>, Path(name): Path<String>) -> Response {
+async fn limits(State(admin): State<Arc<Admin>>, Path(name): Path<String>) -> Response {
+    let ops = &admin.ops;
     let problem = |status: StatusCode, error: &str, code: &str| {
         (status, Json(json!({ "error": error, "code": code }))).into_response()
     };
@@ -97,7 +121,7 @@ async fn limits(State(ops): State<Arc<Ops>>, Path(name): Path<String>) -> Respon
                 "cluster": { "id": cluster.id.0, "slug": cluster.slug.as_str() },
                 "limits": numbers(&cluster.limits),
             });
-            answer["live"] = live(&ops, cluster.id, &cluster.limits);
+            answer["live"] = live(ops, cluster.id, &cluster.limits);
             Json(answer).into_response()
         }
         Lookup::Absent => problem(StatusCode::NOT_FOUND, "no such cluster", "not_found"),
@@ -129,6 +153,6 @@ fn live(ops: &Ops, cluster: ClusterId, limits: &Limits) -> Value {
         "retained_bytes": live.retained_bytes,
         "in_flight_bytes": live.in_flight_bytes,
         "storage_blocked": live.storage_blocked,
-        "month_blocked": ops.blocks.is_blocked(cluster),
+        "month_blocked": ops.meter.blocks().is_blocked(cluster),
     })
 }

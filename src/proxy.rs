@@ -9,8 +9,15 @@ use crate::{
         store::StoreError,
     },
     domain::ids::BrokerTenant,
-    figures,
-    gateway::{Load, caps::Caps, pipeline::Directory, server},
+    figures::{self, Rooms},
+    gateway::{
+        Load,
+        access_log::AccessLog,
+        caps::Caps,
+        pipeline::Directory,
+        server::{self, Watched},
+        traffic::Clusters,
+    },
     identity::{
         CookieNames, Identity,
         session::{KeyError, SessionKeys},
@@ -49,6 +56,9 @@ pub enum ProxyError {
         /// The system's word for it.
         reason: std::io::Error,
     },
+    /// The log of requests.
+    #[error("QUEEN_PROXY_ACCESS_LOG: cannot be opened: {0}")]
+    AccessLog(std::io::Error),
     /// The spool of usage belongs to another proxy.
     #[error(transparent)]
     Spool(#[from] SpoolError),
@@ -95,23 +105,47 @@ pub fn serve(config: &ProxyConfig) -> Result<(), ProxyError> {
         None => Meter::discarding(),
     };
     let caps = caps(config, Arc::clone(&metrics), Arc::clone(&limiter), reconcile.clone(), &meter);
-    figures::export(&metrics, &load, &caps, &meter, control.as_ref(), reconcile.as_ref())?;
+    let clusters = Arc::new(Clusters::new(config.metrics_clusters));
+    let log = config.access_log.as_ref().map(AccessLog::start).transpose().map_err(ProxyError::AccessLog)?;
+    let (access_log, log_writer) = log.unzip();
+    let rooms = Rooms {
+        load: &load,
+        caps: &caps,
+        clusters: &clusters,
+        meter: &meter,
+        control: control.as_ref(),
+        reconcile: reconcile.as_ref(),
+        access_log: access_log.as_ref(),
+    };
+    figures::export(&metrics, rooms)?;
     if let Some(listener) = admin {
         let ops = Ops {
             metrics: Arc::clone(&metrics),
             load: Arc::clone(&load),
             limiter,
-            blocks: Arc::clone(meter.blocks()),
+            buffers: Arc::clone(&caps.buffers),
+            clusters: Arc::clone(&clusters),
+            meter: meter.clone(),
             control,
+            reconcile: reconcile.clone(),
+            enforce: config.enforce,
         };
         runtime.spawn(ops::serve(listener, ops));
     }
-    server::run(config, directory, caps, load, metrics, meter.clone())?;
+    server::run(
+        config,
+        directory,
+        caps,
+        Watched { load, metrics, meter: meter.clone(), clusters, access_log },
+    )?;
     runtime.block_on(meter.shutdown(config.timeouts.drain));
     if let Some(reconcile) = reconcile {
         runtime.block_on(reconcile.shutdown(config.timeouts.drain));
     }
     runtime.shutdown_background();
+    if let Some(writer) = log_writer {
+        writer.finish();
+    }
     Ok(())
 }
 

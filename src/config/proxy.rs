@@ -3,6 +3,7 @@
 use super::source::{ConfigError, Shown, Source};
 use crate::{
     domain::{secret::Secret, session::LONGEST_SESSION_S, slug::Slug},
+    gateway::access_log::{AccessLogSettings, Place},
     identity::session::{KeyMaterial, SessionKeys},
     limits,
     policy::host::canonical_host,
@@ -62,6 +63,10 @@ pub struct ProxyConfig {
     pub metering: MeteringConfig,
     /// The log.
     pub log: LogSettings,
+    /// The log of requests; none: there is none.
+    pub access_log: Option<AccessLogSettings>,
+    /// Clusters that have metrics of their own.
+    pub metrics_clusters: usize,
     /// Variables that look like settings of ours and are none.
     pub unknown_variables: Vec<String>,
 }
@@ -290,6 +295,8 @@ impl ProxyConfig {
             sessions: sessions(&mut s),
             metering: metering(&mut s),
             log: super::logging(&mut s),
+            access_log: access_log(&mut s),
+            metrics_clusters: s.number("QUEEN_PROXY_METRICS_CLUSTERS", 500, 0..=100_000),
             unknown_variables: Vec::new(),
         };
         config.caps.tenant_header = config.tenant_header;
@@ -329,6 +336,16 @@ fn admin(s: &mut Source) -> Option<SocketAddr> {
         s.refuse("QUEEN_PROXY_ADMIN_ADDR: must be an IP address with a port, or off");
     }
     address
+}
+
+fn access_log(s: &mut Source) -> Option<AccessLogSettings> {
+    let one_in = s.number("QUEEN_PROXY_ACCESS_LOG_ONE_IN", 1, 1..=1_000_000);
+    let place = match s.text("QUEEN_PROXY_ACCESS_LOG", "off", false).as_str() {
+        "off" => return None,
+        "stdout" => Place::Stdout,
+        path => Place::File(path.into()),
+    };
+    Some(AccessLogSettings { place, one_in })
 }
 
 fn pxdb(s: &mut Source) -> Option<PxdbConfig> {

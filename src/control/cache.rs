@@ -70,12 +70,35 @@ const MAX_EAGER: usize = 32;
 /// Counters since the start, for metrics and tests.
 #[derive(Debug, Default)]
 pub struct CacheStats {
+    /// Answers that were remembered and fresh.
+    pub hits: AtomicU64,
     /// Look-ups asked of the database.
     pub loads: AtomicU64,
     /// Answers served past their freshness because the database was silent.
     pub stale: AtomicU64,
     /// Answers thrown away because of an invalidation.
     pub overtaken: AtomicU64,
+}
+
+/// How a cache stands; the counts are since the start.
+#[derive(Clone, Debug)]
+pub struct CacheView {
+    /// What is in it.
+    pub name: &'static str,
+    /// Entries.
+    pub entries: usize,
+    /// Remembered absences.
+    pub absences: usize,
+    /// Age of the oldest answer that is held.
+    pub oldest: Option<Duration>,
+    /// Answers that were remembered and fresh.
+    pub hits: u64,
+    /// Look-ups asked of the database.
+    pub loads: u64,
+    /// Answers served past their freshness.
+    pub stale: u64,
+    /// Whether the database did not answer when it was last asked.
+    pub silent: bool,
 }
 
 /// See the module.
@@ -151,7 +174,10 @@ impl<K: Key, V: Cached> Cache<K, V> {
     /// The newest answer that may be used for `key`.
     pub async fn get(&self, key: K) -> Lookup<V> {
         match self.0.remembered(&key) {
-            Some(answer) => answer,
+            Some(answer) => {
+                self.0.stats.hits.fetch_add(1, Ordering::Relaxed);
+                answer
+            }
             // In a box of its own: what waiting needs would make the future of every request large.
             None => Box::pin(self.refreshed(key)).await,
         }
@@ -229,6 +255,25 @@ impl<K: Key, V: Cached> Cache<K, V> {
     /// Entries and remembered absences.
     pub fn len(&self) -> (usize, usize) {
         (self.0.present.len(), self.0.absent.len())
+    }
+
+    /// How it stands. Looks at every entry: for whoever watches, not for requests.
+    pub fn view(&self) -> CacheView {
+        let (entries, absences) = self.len();
+        let oldest = self.0.present.iter().map(|entry| entry.fresh_until).min();
+        let now = Instant::now();
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        CacheView {
+            name: self.0.name,
+            entries,
+            absences,
+            oldest: oldest
+                .map(|fresh_until| (now + self.0.config.ttl).saturating_duration_since(fresh_until)),
+            hits: count(&self.0.stats.hits),
+            loads: count(&self.0.stats.loads),
+            stale: count(&self.0.stats.stale),
+            silent: self.0.silence.is_on(),
+        }
     }
 }
 
@@ -446,6 +491,10 @@ impl Backoff {
 
     pub(super) fn end(&self) {
         self.on.store(false, Ordering::Release);
+    }
+
+    fn is_on(&self) -> bool {
+        self.on.load(Ordering::Acquire)
     }
 
     /// True while there is no trouble; in trouble true once a second, for one caller.

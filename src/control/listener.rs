@@ -56,16 +56,21 @@ async fn session(
     // What happened before LISTEN was acknowledged was not heard.
     control.expire_all();
     control.listening.store(true, Ordering::Release);
+    control.heard();
     tracing::info!("listener: connected");
     loop {
         match timeout(HEARTBEAT, listener.try_recv()).await {
-            Ok(Ok(Some(notification))) => hear(control, notification.channel(), notification.payload()),
+            Ok(Ok(Some(notification))) => {
+                control.heard();
+                hear(control, notification.channel(), notification.payload());
+            }
             Ok(Ok(None)) => {
                 return Err(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into()).into());
             }
             Ok(Err(error)) => return Err(error.into()),
             Err(_) => {
                 within(config.timeout, (&mut listener).execute("SELECT 1")).await?;
+                control.heard();
             }
         }
     }

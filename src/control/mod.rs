@@ -22,7 +22,7 @@ use crate::{
     },
     telemetry::log_gate::LogGate,
 };
-use cache::{Cache, Cached, Key, Loaded};
+use cache::{Cache, CacheView, Cached, Key, Loaded};
 use dashmap::DashSet;
 pub use deny_list::{DenyList, Revocation, now_s};
 pub use revoking::NotRevoked;
@@ -31,7 +31,7 @@ use snapshot::ClusterRow;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -98,6 +98,8 @@ pub struct ControlPlane {
     used: Arc<DashSet<KeyId>>,
     store: Store,
     listening: Arc<AtomicBool>,
+    /// When the listener last heard of its server, in seconds since the epoch; 0 is never.
+    heard_s: Arc<AtomicU64>,
     runtime: Handle,
     revoking: Revoking,
 }
@@ -172,6 +174,7 @@ impl ControlPlane {
             deny_list: DenyList::new(store.clone()),
             used,
             listening: Arc::default(),
+            heard_s: Arc::default(),
             runtime: Handle::current(),
             revoking: Revoking::start(store.clone()),
             store,
@@ -263,6 +266,27 @@ impl ControlPlane {
     /// Whether changes are heard of at once; otherwise they are found when entries expire.
     pub fn is_listening(&self) -> bool {
         self.listening.load(Ordering::Acquire)
+    }
+
+    /// When the listener last had a word from its server, a change or an answer to its heartbeat, in seconds
+    /// since the epoch; 0 is never.
+    pub fn heard_s(&self) -> u64 {
+        self.heard_s.load(Ordering::Relaxed)
+    }
+
+    fn heard(&self) {
+        self.heard_s.store(now_s(), Ordering::Relaxed);
+    }
+
+    /// How the caches stand.
+    pub fn caches(&self) -> [CacheView; 5] {
+        [
+            self.clusters.view(),
+            self.clusters_by_id.view(),
+            self.keys.view(),
+            self.grants.view(),
+            self.users.view(),
+        ]
     }
 
     /// Drops what is cached of a cluster, of its keys and of the roles on it.

@@ -134,6 +134,17 @@ pub struct Store {
     slow_limit: Duration,
 }
 
+/// The connections of a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PoolView {
+    /// Open ones.
+    pub open: u32,
+    /// Of these, those that nobody uses.
+    pub idle: u32,
+    /// Most that there may be.
+    pub most: u32,
+}
+
 /// How long the upkeep of usage may take.
 const SLOW: Duration = Duration::from_secs(600);
 /// The connection for it is closed when it was not used for as long.
@@ -179,6 +190,15 @@ impl Store {
             .idle_timeout(SLOW_IDLE)
             .connect_lazy_with(connect_options(&patient, "queen-proxy-usage"));
         Self { pool, limit: config.timeout, slow, slow_limit }
+    }
+
+    /// How the pool stands.
+    pub fn pool(&self) -> PoolView {
+        PoolView {
+            open: self.pool.size(),
+            idle: u32::try_from(self.pool.num_idle()).unwrap_or(u32::MAX),
+            most: self.pool.options().get_max_connections(),
+        }
     }
 
     /// The cluster with this slug, as it stands in the tables.

@@ -48,6 +48,15 @@ impl RequestId {
         Self(Uuid::now_v7())
     }
 
+    /// A part of it that is random.
+    pub fn random(&self) -> u32 {
+        // The lowest bits of a version 7 UUID are.
+        #[allow(clippy::cast_possible_truncation)]
+        {
+            self.0.as_u128() as u32
+        }
+    }
+
     /// Writes the hyphenated form into `buffer` and returns it, without allocating.
     pub fn text<'b>(&self, buffer: &'b mut [u8; uuid::fmt::Hyphenated::LENGTH]) -> &'b str {
         self.0.hyphenated().encode_lower(buffer)

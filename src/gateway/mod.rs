@@ -4,6 +4,7 @@
 //! [`forward`] decides peer, time and headers; [`body`] holds back what must be inspected;
 //! [`refusal`] is the one table of our own answers.
 
+pub mod access_log;
 mod answer;
 mod body;
 pub mod caps;
@@ -13,6 +14,7 @@ mod own;
 pub mod pipeline;
 pub mod refusal;
 pub mod server;
+pub mod traffic;
 
 use crate::{
     config::proxy::Timeouts,
@@ -20,11 +22,12 @@ use crate::{
     limits::{buffer::Reservation, parked::Slot},
     metering::{
         Meter,
-        sample::{MeteredRoute, Watch},
+        sample::{Counts, MeteredRoute, Watch},
     },
     portal::{Portal, Route},
     telemetry::metrics::{Finished, Metrics},
 };
+use access_log::{AccessLog, Line, TraceId};
 use async_trait::async_trait;
 use body::{Collector, Inspection, Subject};
 use bytes::Bytes;
@@ -49,8 +52,9 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
+use traffic::{Clusters, Outcome};
 
 /// How often a peer is tried: nothing was sent when a connect fails, so once more is safe.
 const MAX_CONNECTS: usize = 2;
@@ -63,6 +67,8 @@ const FROM_CELL_TO_NOBODY: [&str; 7] =
 const NO_CLASS: &str = "none";
 /// Bytes of a queue's or partition's name that are compared in the answer to a cycle.
 const MAX_SINK_NAME: usize = 1 << 10;
+/// The code of a request that was not refused and did not fail.
+pub const OK: &str = "ok";
 /// The code of a request whose client went away.
 const CLIENT_GONE: &str = "client_gone";
 
@@ -76,6 +82,8 @@ pub struct Gateway {
     load: Arc<Load>,
     metrics: Arc<Metrics>,
     meter: Meter,
+    clusters: Arc<Clusters>,
+    access_log: Option<AccessLog>,
 }
 
 /// What is going on, for a shutdown that waits.
@@ -140,7 +148,7 @@ impl ProxyHttp for Gateway {
             id: RequestId::new(),
             began: Instant::now(),
             class: NO_CLASS,
-            code: "ok",
+            code: OK,
             cell: (None, None),
             forward: None,
             collector: None,
@@ -327,6 +335,7 @@ impl ProxyHttp for Gateway {
         ctx: &mut Context,
         mut e: Box<Error>,
     ) -> Box<Error> {
+        self.metrics.upstream_error(cause(&e));
         ctx.connects += 1;
         e.set_retry(ctx.connects < MAX_CONNECTS);
         e
@@ -337,9 +346,12 @@ impl ProxyHttp for Gateway {
         _: &HttpPeer,
         _: &mut Session,
         mut e: Box<Error>,
-        _: &mut Context,
+        ctx: &mut Context,
         _client_reused: bool,
     ) -> Box<Error> {
+        if *e.esource() == ErrorSource::Upstream && ctx.refusal.is_none() {
+            self.metrics.upstream_error(cause(&e));
+        }
         // The cell may have acted on it: even a GET can take messages out.
         e.set_retry(false);
         e
@@ -379,15 +391,28 @@ impl ProxyHttp for Gateway {
 
     async fn logging(&self, session: &mut Session, _: Option<&Error>, ctx: &mut Context) {
         let status = session.response_written().map_or(0, |head| head.status.as_u16());
-        self.metrics.finished(Finished {
+        let finished = Finished {
             class: ctx.class,
             status,
             code: if status == 0 { CLIENT_GONE } else { ctx.code },
             took: ctx.began.elapsed(),
             cell: ctx.cell.1,
-        });
-        if let (Some(watch), Some(forward)) = (ctx.watch.take(), &ctx.forward) {
-            self.meter(forward, watch);
+        };
+        self.metrics.finished(finished);
+        let mut counts = Counts::default();
+        if let Some(forward) = &ctx.forward {
+            if let Some(watch) = ctx.watch.take() {
+                counts = self.meter(forward, watch);
+            }
+            let outcome = Outcome::of(status, finished.code != OK);
+            let Counts { msgs: messages, bytes_in, bytes_out, .. } = counts;
+            let request = traffic::Request { outcome, cell: finished.cell, messages, bytes_in, bytes_out };
+            self.clusters.add(forward.cluster.id, forward.cluster.slug, &request);
+        }
+        if let Some(log) = &self.access_log
+            && log.wants(status, ctx.id.random())
+        {
+            log.log(self.line(session, ctx, finished, counts));
         }
     }
 }
@@ -428,14 +453,43 @@ impl Gateway {
         }
     }
 
-    /// Books what a request came to.
-    fn meter(&self, forward: &Forward, watch: Watch) {
+    /// A request for the access log.
+    fn line(&self, session: &Session, ctx: &Context, finished: Finished, counts: Counts) -> Line {
+        let head = session.req_header();
+        let peer = session.client_addr().and_then(|address| address.as_inet()).copied();
+        let client = ClientSide { id: ctx.id, peer, host: None, trusted: &self.trusted_proxies };
+        let traceparent = head.headers.get("traceparent");
+        Line {
+            time: SystemTime::now(),
+            request_id: ctx.id,
+            trace_id: traceparent.and_then(|value| TraceId::parse(value.as_bytes())),
+            cluster: ctx.forward.as_ref().map(|forward| forward.cluster.slug),
+            principal: ctx.forward.as_ref().map(|forward| forward.principal.clone()),
+            client: client.address(&head.headers),
+            method: head.method.clone(),
+            class: finished.class,
+            status: finished.status,
+            code: finished.code,
+            took: finished.took,
+            cell: finished.cell,
+            bytes_in: counts.bytes_in,
+            bytes_out: counts.bytes_out,
+            messages: counts.msgs,
+        }
+    }
+
+    /// Books what a request came to; returns it in all.
+    fn meter(&self, forward: &Forward, watch: Watch) -> Counts {
         let usage = watch.finish();
         self.meter.record(&self.meter.cluster(forward.cluster.id), &usage);
         if forward.metered == MeteredRoute::Pop {
             let limiter = &self.pipeline.caps.limiter;
             limiter.deliver(&forward.counters, &forward.cluster.limits, usage.first.counts.msgs);
         }
+        usage.samples().fold(Counts::default(), |mut sum, sample| {
+            sum.add(sample.counts);
+            sum
+        })
     }
 
     fn judge(&self, ctx: &mut Context, subject: Option<Subject>, body: &[u8]) -> Result<(), Denied> {
@@ -453,6 +507,23 @@ impl Gateway {
 fn refused(ctx: &mut Context, refusal: Refusal) -> Box<Error> {
     ctx.refusal = Some(refusal);
     Error::explain(ErrorType::HTTPStatus(refusal.wire().status), refusal.wire().code)
+}
+
+/// A word for what went wrong with a cell, of a closed list.
+fn cause(e: &Error) -> &'static str {
+    match e.etype() {
+        ErrorType::ConnectTimedout => "connect_timeout",
+        ErrorType::ConnectRefused => "connect_refused",
+        ErrorType::ConnectNoRoute => "no_route",
+        ErrorType::ConnectError | ErrorType::SocketError | ErrorType::BindError => "connect",
+        ErrorType::ReadTimedout => "read_timeout",
+        ErrorType::WriteTimedout => "write_timeout",
+        ErrorType::ConnectionClosed => "closed",
+        ErrorType::ReadError => "read",
+        ErrorType::WriteError => "write",
+        ErrorType::InvalidHTTPHeader => "malformed",
+        _ => "other",
+    }
 }
 
 /// What the client is told of a failure; `None` when it is gone.

@@ -2,8 +2,10 @@
 
 use super::{
     Gateway, Load,
+    access_log::AccessLog,
     caps::Caps,
     pipeline::{Directory, Pipeline},
+    traffic::Clusters,
 };
 use crate::{
     config::proxy::ProxyConfig,
@@ -52,16 +54,29 @@ pub enum ServeError {
     Setup,
 }
 
+/// Where the gateway leaves word of what it does.
+pub struct Watched {
+    /// What is going on.
+    pub load: Arc<Load>,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// What is billed.
+    pub meter: Meter,
+    /// What each cluster does.
+    pub clusters: Arc<Clusters>,
+    /// The log of requests, if there is to be one.
+    pub access_log: Option<AccessLog>,
+}
+
 /// Serves until SIGTERM or SIGINT, then finishes what is running. Blocks; must not be called from
 /// inside a runtime.
 pub fn run(
     config: &ProxyConfig,
     directory: Directory,
     caps: Caps,
-    load: Arc<Load>,
-    metrics: Arc<Metrics>,
-    meter: Meter,
+    watched: Watched,
 ) -> Result<(), ServeError> {
+    let Watched { load, metrics, meter, clusters, access_log } = watched;
     let address = SocketAddr::from(config.bind);
     // Pingora would panic later; this says it in a line.
     drop(TcpListener::bind(address).map_err(|reason| ServeError::Listen { address, reason })?);
@@ -108,6 +123,8 @@ pub fn run(
         load: Arc::clone(&load),
         metrics,
         meter,
+        clusters,
+        access_log,
     };
     let mut service = http_proxy_service_with_name(&server.configuration, gateway, "gateway");
     let mut options = HttpServerOptions::default();

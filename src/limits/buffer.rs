@@ -29,6 +29,11 @@ impl Budget {
         Self { held: AtomicU64::new(0), max, share: (max / 4).max(largest).min(max) }
     }
 
+    /// Bytes that may be held.
+    pub fn max(&self) -> u64 {
+        self.max
+    }
+
     /// Bytes held now.
     pub fn held(&self) -> u64 {
         self.held.load(Ordering::Acquire)

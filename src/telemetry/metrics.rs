@@ -3,10 +3,11 @@
 
 use dashmap::DashMap;
 use prometheus::{
-    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts,
-    Registry, TextEncoder, core::Collector,
+    CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
+    Opts, Registry, TextEncoder, core::Collector, process_collector::ProcessCollector,
 };
 use std::{
+    collections::HashMap,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -14,6 +15,10 @@ use std::{
 /// Upper bounds of the latency buckets, in seconds: a long poll takes up to 90 s.
 const BUCKETS: [f64; 14] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 15.0, 30.0, 90.0];
+
+/// Those of the proxy's own share, in seconds: mostly tens of microseconds.
+const OWN_BUCKETS: [f64; 14] =
+    [0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0];
 
 /// The type of what [`Metrics::render`] writes.
 pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
@@ -39,13 +44,23 @@ pub struct Metrics {
     requests: IntCounterVec,
     durations: HistogramVec,
     cell_durations: HistogramVec,
+    own_durations: HistogramVec,
     denials: IntCounterVec,
+    upstream_errors: IntCounterVec,
     // The children by their labels in sharded maps, so that requests do not share one lock.
     counted: DashMap<(&'static str, u16, &'static str), IntCounter>,
-    timed: DashMap<&'static str, (Histogram, Histogram)>,
+    timed: DashMap<&'static str, Timed>,
     denied: DashMap<(&'static str, bool), IntCounter>,
     /// What fills in the figures that others keep, when somebody asks.
     readers: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
+}
+
+/// The histograms of one class.
+#[derive(Clone)]
+struct Timed {
+    whole: Histogram,
+    cell: Histogram,
+    own: Histogram,
 }
 
 impl Metrics {
@@ -59,16 +74,23 @@ impl Metrics {
             ),
             &["class", "status", "code"],
         )?;
-        let histogram = |name: &str, help: &str| {
-            HistogramVec::new(HistogramOpts::new(name, help).buckets(BUCKETS.to_vec()), &["class"])
+        let histogram = |name: &str, help: &str, buckets: [f64; 14]| {
+            HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), &["class"])
         };
         let durations = histogram(
             "queen_proxy_request_duration_seconds",
             "From the parsed head of a request to the end of its answer",
+            BUCKETS,
         )?;
         let cell_durations = histogram(
             "queen_proxy_cell_duration_seconds",
             "From choosing the cell to the head of its answer",
+            BUCKETS,
+        )?;
+        let own_durations = histogram(
+            "queen_proxy_own_duration_seconds",
+            "The duration of a request without the cell's share: the proxy's work, and the client's pace",
+            OWN_BUCKETS,
         )?;
         let denials = IntCounterVec::new(
             Opts::new(
@@ -76,6 +98,13 @@ impl Metrics {
                 "Requests over a limit: refused, or only counted (would_block)",
             ),
             &["limit", "outcome"],
+        )?;
+        let upstream_errors = IntCounterVec::new(
+            Opts::new(
+                "queen_proxy_upstream_errors_total",
+                "Exchanges with a cell that failed, tries that were made again included, by cause",
+            ),
+            &["cause"],
         )?;
         let build = Gauge::with_opts(
             Opts::new("queen_proxy_build_info", "Always 1; the version is in the label")
@@ -86,8 +115,11 @@ impl Metrics {
             Box::new(requests.clone()) as Box<dyn Collector>,
             Box::new(durations.clone()),
             Box::new(cell_durations.clone()),
+            Box::new(own_durations.clone()),
             Box::new(denials.clone()),
+            Box::new(upstream_errors.clone()),
             Box::new(build),
+            Box::new(ProcessCollector::for_self()),
         ] {
             registry.register(collector)?;
         }
@@ -96,7 +128,9 @@ impl Metrics {
             requests,
             durations,
             cell_durations,
+            own_durations,
             denials,
+            upstream_errors,
             counted: DashMap::new(),
             timed: DashMap::new(),
             denied: DashMap::new(),
@@ -119,15 +153,54 @@ impl Metrics {
         let known = self.timed.get(request.class).map(|timed| timed.clone());
         let timed = known.unwrap_or_else(|| {
             let class = [request.class];
-            let timed =
-                (self.durations.with_label_values(&class), self.cell_durations.with_label_values(&class));
+            let timed = Timed {
+                whole: self.durations.with_label_values(&class),
+                cell: self.cell_durations.with_label_values(&class),
+                own: self.own_durations.with_label_values(&class),
+            };
             self.timed.insert(request.class, timed.clone());
             timed
         });
-        timed.0.observe(request.took.as_secs_f64());
-        if let Some(cell) = request.cell {
-            timed.1.observe(cell.as_secs_f64());
+        timed.whole.observe(request.took.as_secs_f64());
+        let cell = request.cell.unwrap_or_default();
+        if request.cell.is_some() {
+            timed.cell.observe(cell.as_secs_f64());
         }
+        timed.own.observe(request.took.saturating_sub(cell).as_secs_f64());
+    }
+
+    /// Counts a failed exchange with a cell.
+    pub fn upstream_error(&self, cause: &'static str) {
+        self.upstream_errors.with_label_values(&[cause]).inc();
+    }
+
+    /// How many requests ended since the start, by status and code.
+    pub fn ended(&self) -> Vec<(u16, &'static str, u64)> {
+        let mut ended: HashMap<_, u64> = HashMap::new();
+        for counter in &self.counted {
+            let (_, status, code) = *counter.key();
+            *ended.entry((status, code)).or_default() += counter.get();
+        }
+        ended.into_iter().map(|((status, code), count)| (status, code, count)).collect()
+    }
+
+    /// How long the proxy's own share took since the start, of all classes: for each upper bound in seconds,
+    /// the last of which is infinite, how many requests took no longer.
+    pub fn own_durations(&self) -> Vec<(f64, u64)> {
+        let mut sums: Vec<(f64, u64)> = OWN_BUCKETS.iter().map(|bound| (*bound, 0)).collect();
+        sums.push((f64::INFINITY, 0));
+        for family in self.own_durations.collect() {
+            for metric in family.get_metric() {
+                let histogram = metric.get_histogram();
+                for (sum, bucket) in sums.iter_mut().zip(histogram.get_bucket()) {
+                    sum.1 += bucket.cumulative_count();
+                }
+                if let Some(all) = sums.last_mut() {
+                    all.1 += histogram.get_sample_count();
+                }
+            }
+        }
+        sums
     }
 
     /// Counts a request over a limit, which it met or only would have met.
@@ -186,21 +259,21 @@ impl Metrics {
         Ok(())
     }
 
-    /// Counts since the start of several things of a kind, in bounded number, by the label `label`.
-    pub fn counters(
+    /// Counts since the start of several things of a kind, in bounded number, by `labels`.
+    pub fn counters<const N: usize>(
         &self,
         name: &str,
         help: &str,
-        label: &str,
-        read: impl Fn() -> Vec<(String, u64)> + Send + Sync + 'static,
+        labels: [&str; N],
+        read: impl Fn() -> Vec<([String; N], f64)> + Send + Sync + 'static,
     ) -> Result<(), prometheus::Error> {
-        let counters = IntCounterVec::new(Opts::new(name, help), &[label])?;
+        let counters = CounterVec::new(Opts::new(name, help), &labels)?;
         self.registry.register(Box::new(counters.clone()))?;
         self.read(move || {
-            for (value, count) in read() {
-                let counter = counters.with_label_values(&[&value]);
-                counter.reset();
-                counter.inc_by(count);
+            // Things that are no more leave no series behind.
+            counters.reset();
+            for (values, count) in read() {
+                counters.with_label_values(&values.each_ref().map(String::as_str)).inc_by(count);
             }
         });
         Ok(())
@@ -232,13 +305,19 @@ mod tests {
     fn what_is_counted_is_rendered() {
         let metrics = Metrics::new().unwrap();
         metrics.gauge("queen_proxy_parked", "Waiting pops", || 7.0).unwrap();
-        metrics.counters("queen_proxy_hits_total", "Hits", "cache", || vec![("keys".to_owned(), 3)]).unwrap();
+        metrics
+            .counters("queen_proxy_hits_total", "Hits", ["cache"], || vec![(["keys".to_owned()], 3.0)])
+            .unwrap();
         metrics.gauges("queen_proxy_ages", "Ages", "cell", || vec![("a".to_owned(), 0.5)]).unwrap();
         assert!(metrics.gauge("queen_proxy_parked", "again", || 0.0).is_err());
         let request =
             Finished { class: "read", status: 200, code: "ok", took: Duration::from_millis(3), cell: None };
         metrics.finished(request);
         metrics.finished(Finished { cell: Some(Duration::from_millis(2)), ..request });
+        assert_eq!(metrics.ended(), [(200, "ok", 2)]);
+        let own = metrics.own_durations();
+        assert!(own.contains(&(0.001, 1)) && own.contains(&(0.005, 2)) && own.contains(&(f64::INFINITY, 2)));
+        metrics.upstream_error("refused");
         metrics.denied("req", true);
         metrics.denied("req", false);
         metrics.denied("req", false);
@@ -249,6 +328,9 @@ mod tests {
                 r#"queen_proxy_request_duration_seconds_bucket{class="read",le="0.005"} 2"#,
                 r#"queen_proxy_request_duration_seconds_bucket{class="read",le="0.0025"} 0"#,
                 r#"queen_proxy_cell_duration_seconds_count{class="read"} 1"#,
+                r#"queen_proxy_own_duration_seconds_bucket{class="read",le="0.001"} 1"#,
+                r#"queen_proxy_own_duration_seconds_count{class="read"} 2"#,
+                r#"queen_proxy_upstream_errors_total{cause="refused"} 1"#,
                 r#"queen_proxy_limit_denials_total{limit="req",outcome="would_block"} 2"#,
                 "queen_proxy_parked 7",
                 r#"queen_proxy_hits_total{cache="keys"} 3"#,

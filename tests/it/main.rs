@@ -31,3 +31,4 @@ mod published_clients;
 mod reconciling;
 mod sessions;
 mod sign_in_attacks;
+mod watching;
