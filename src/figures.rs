@@ -23,6 +23,17 @@ pub fn export(
     reconcile: Option<&Arc<Reconcile>>,
 ) -> Result<(), prometheus::Error> {
     metering(metrics, meter)?;
+    let (months, limiter) = (meter.clone(), Arc::clone(&caps.limiter));
+    metrics.gauges(
+        "queen_proxy_push_blocked_clusters",
+        "Clusters that may not push for what they have used up",
+        "reason",
+        move || {
+            let [months, storage] =
+                [months.metrics().clusters_blocked, limiter.over_storage() as u64].map(number);
+            vec![("monthly_quota".to_owned(), months), ("storage".to_owned(), storage)]
+        },
+    )?;
     let in_flight = Arc::clone(load);
     metrics.gauge("queen_proxy_requests_in_flight", "Requests whose answer has not ended", move || {
         number(in_flight.in_flight() as u64)
@@ -114,9 +125,6 @@ fn metering(metrics: &Metrics, meter: &Meter) -> Result<(), prometheus::Error> {
             "When this proxy last rolled days up; 0 is never",
             |numbers| numbers.rollup_last_success_s,
         ),
-        ("queen_proxy_month_blocked_clusters", "Clusters blocked for their monthly quota", |numbers| {
-            numbers.clusters_blocked
-        }),
     ] {
         let read = of(read);
         metrics.gauge(name, help, move || number(read()))?;

@@ -377,7 +377,7 @@ impl ProxyHttp for Gateway {
         FailToProxy { error_code: wire.status, can_reuse_downstream: false }
     }
 
-    async fn logging(&self, session: &mut Session, _: Option<&Error>, ctx: &mut Context) {
+    async fn logging(&self, session: &mut Session, e: Option<&Error>, ctx: &mut Context) {
         let status = session.response_written().map_or(0, |head| head.status.as_u16());
         self.metrics.finished(Finished {
             class: ctx.class,
@@ -386,7 +386,10 @@ impl ProxyHttp for Gateway {
             took: ctx.began.elapsed(),
             cell: ctx.cell.1,
         });
-        if let (Some(watch), Some(forward)) = (ctx.watch.take(), &ctx.forward) {
+        if let (Some(mut watch), Some(forward)) = (ctx.watch.take(), &ctx.forward) {
+            if e.is_some_and(|e| *e.esource() == ErrorSource::Downstream) {
+                watch.client_left();
+            }
             self.meter(forward, watch);
         }
     }
@@ -443,7 +446,9 @@ impl Gateway {
         let passed = self.pipeline.caps.judge(forward, subject, body)?;
         ctx.slot = passed.slot;
         ctx.rate = passed.rate;
-        ctx.watch = Some(Watch::new(forward.metered, passed.metered, MAX_SINK_NAME));
+        if self.meter.is_on() {
+            ctx.watch = Some(Watch::new(forward.metered, passed.metered, MAX_SINK_NAME));
+        }
         Ok(())
     }
 }
