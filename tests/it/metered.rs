@@ -71,3 +71,13 @@ fn stored(request: &Recorded) -> Told {
     let items = request.body.windows(7).filter(|word| word == b"\"queue\"").count();
     Told::answer(201, format!("[{}]", vec![r#"{"status":"queued"}"#; items].join(",")))
 }
+
+/// Messages in the files of a proxy's spool.
+fn spooled(world: &World, proxy: usize) -> u64 {
+    let files = std::fs::read_dir(world.spool(proxy)).unwrap().map(|entry| entry.unwrap().path());
+    let files = files.filter(|path| path.extension().is_some_and(|end| end == "buf"));
+    // One that goes while we look is delivered.
+    let texts: Vec<String> = files.filter_map(|path| std::fs::read_to_string(path).ok()).collect();
+    let rows = texts.iter().flat_map(|text| text.lines());
+    rows.filter_map(|row| serde_json::from_str::<serde_json::Value>(row).ok()?["msgs"].as_u64()).sum()
+}

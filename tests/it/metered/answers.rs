@@ -283,6 +283,11 @@ async fn every_row_of_the_tables_bills_what_it_says_wherever_the_body_is_cut() {
     let unreadable = (unreadable * 6 + ["broken"].len()) as f64;
     assert!((metric(&figures, "queen_proxy_usage_unreadable_total") - unreadable).abs() < 0.5, "{figures}");
 
+    for reason in ["monthly_quota", "storage"] {
+        let line = format!("queen_proxy_push_blocked_clusters{{reason=\"{reason}\"}} 0");
+        assert!(figures.lines().any(|found| found == line), "{line}");
+    }
+
     let log = world.proxies[0].1.log();
     let lines = |text: &str| log.lines().filter(|line| line.contains(text)).count();
     let most = 1 + usize::try_from(began.elapsed().as_secs() / 60).unwrap();

@@ -207,6 +207,9 @@ impl Client {
             return false;
         }
         let Some(answer) = socket.answer().await else { return false };
+        if answer.header("connection") == Some("close") {
+            self.socket = None;
+        }
         match (answer.header("x-op"), answer.header("x-msgs")) {
             (Some(op), Some(msgs)) => self.seen.lock().unwrap().push(Seen {
                 at: Instant::now(),

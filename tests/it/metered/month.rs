@@ -41,7 +41,7 @@ async fn a_month_that_is_used_up_warns_blocks_on_every_proxy_and_is_released_by_
     let acme = world.tenant("acme").await;
     let quota = async |world: &World, quota: u32| {
         let set = format!(
-            "SELECT queen_proxy.set_limit_override('{}', '{{\"monthly_msgs_quota\": {quota}}}')",
+            "SELECT queen_proxy.set_limit_override('{}', '{{\"monthly_msgs_quota\": {quota}, \"max_req_per_sec\": null}}')",
             acme.cluster
         );
         world.sql(&set).await;

@@ -1,6 +1,6 @@
 //! The control plane's database away under traffic, on the real clock.
 
-use super::{push, stored, usage, world};
+use super::{push, spooled, stored, usage, world};
 use crate::support::{Socket, World, eventually, free_port};
 use nix::sys::signal::Signal;
 use std::time::Duration;
@@ -51,11 +51,6 @@ async fn what_was_counted_during_an_outage_outlives_the_end_of_the_process_and_a
     let builder = World::builder().own_control_postgres().env("QUEEN_PROXY_METER_FLUSH_MS", 100);
     let (mut world, _cell) = world(builder, stored).await;
     let acme = world.tenant("acme").await;
-    let spooled = |world: &World| -> String {
-        let files = std::fs::read_dir(world.spool(0)).unwrap().map(|entry| entry.unwrap().path());
-        let files = files.filter(|path| path.extension().is_some_and(|end| end == "buf"));
-        files.map(|path| std::fs::read_to_string(path).unwrap_or_default()).collect()
-    };
     let mut sent = 0;
     for killed in [false, true] {
         assert_eq!(push(&world, 0, &acme, 1).await, 201);
@@ -63,19 +58,16 @@ async fn what_was_counted_during_an_outage_outlives_the_end_of_the_process_and_a
         assert_eq!(push(&world, 0, &acme, 4).await, 201);
         sent += 5;
         if killed {
-            // Two rows when a minute ended in between.
+            // The first push may be delivered already, when a minute ended in between.
             eventually("it is on disk", Duration::from_secs(20), async || {
-                let text = spooled(&world);
-                let there = text.contains(r#""msgs":5"#)
-                    || (text.contains(r#""msgs":1,"#) && text.contains(r#""msgs":4,"#));
-                there.then_some(())
+                (spooled(&world, 0) >= 4).then_some(())
             })
             .await;
             world.proxies[0].1.signal(Signal::SIGKILL);
             assert!(world.proxies[0].1.wait(Duration::from_secs(20)).is_some());
         } else {
             world.stop_proxy(0);
-            assert!(spooled(&world).contains("msgs"));
+            assert!(spooled(&world, 0) >= 4);
         }
         world.control_server.start_again();
         world.restart_proxy(0);
@@ -86,6 +78,6 @@ async fn what_was_counted_during_an_outage_outlives_the_end_of_the_process_and_a
         }
         let total = async || usage(&world).await.values().map(|row| row[1]).sum::<u64>();
         eventually("usage", Duration::from_secs(90), async || (total().await == sent).then_some(())).await;
-        assert!(!spooled(&world).contains("msgs"));
+        assert_eq!(spooled(&world, 0), 0);
     }
 }
