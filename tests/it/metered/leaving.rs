@@ -72,3 +72,23 @@ async fn a_push_whose_client_does_not_read_its_answer_is_counted() {
     assert_eq!(scene.counted().await, [[1, 2]]);
     drop(client);
 }
+
+/// Needs the connection layer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_whose_client_reset_its_connection_is_counted_by_what_the_cell_did() {
+    let scene = Scene::new(10).await;
+    let client = scene.pushing().await;
+    client.set_zero_linger().unwrap();
+    drop(client);
+    assert_eq!(scene.counted().await, [[1, 2]]);
+}
+
+/// Needs the connection layer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_whose_client_stopped_reading_a_long_answer_is_counted() {
+    // More than all sockets on the way hold.
+    let scene = Scene::new(32 << 20).await;
+    let client = scene.pushing().await;
+    assert_eq!(scene.counted().await, [[1, 2]]);
+    drop(client);
+}
