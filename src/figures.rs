@@ -42,6 +42,17 @@ pub fn export(metrics: &Metrics, rooms: Rooms<'_>) -> Result<(), prometheus::Err
     let Rooms { load, caps, clusters, meter, control, reconcile, access_log } = rooms;
     metering(metrics, meter)?;
     traffic(metrics, clusters)?;
+    let (months, limiter) = (meter.clone(), Arc::clone(&caps.limiter));
+    metrics.gauges(
+        "queen_proxy_push_blocked_clusters",
+        "Clusters that may not push for what they have used up",
+        "reason",
+        move || {
+            let [months, storage] =
+                [months.metrics().clusters_blocked, limiter.over_storage() as u64].map(number);
+            vec![("monthly_quota".to_owned(), months), ("storage".to_owned(), storage)]
+        },
+    )?;
     let in_flight = Arc::clone(load);
     metrics.gauge("queen_proxy_requests_in_flight", "Requests whose answer has not ended", move || {
         number(in_flight.in_flight() as u64)
@@ -259,9 +270,6 @@ fn metering(metrics: &Metrics, meter: &Meter) -> Result<(), prometheus::Error> {
             "When this proxy last rolled days up; 0 is never",
             |numbers| numbers.rollup_last_success_s,
         ),
-        ("queen_proxy_month_blocked_clusters", "Clusters blocked for their monthly quota", |numbers| {
-            numbers.clusters_blocked
-        }),
     ] {
         let read = of(read);
         metrics.gauge(name, help, move || number(read()))?;

@@ -29,7 +29,7 @@ use crate::{
     telemetry::metrics::Metrics,
 };
 use std::{net::SocketAddr, sync::Arc};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 
 /// Why the proxy does not serve.
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +75,14 @@ pub enum ProxyError {
 
 /// Serves until it is told to stop. Blocks; must not be called from inside a runtime.
 pub fn serve(config: &ProxyConfig) -> Result<(), ProxyError> {
+    serve_metered_by(config, |runtime, control| Meter::start(runtime, control, &config.metering))
+}
+
+/// [`serve`] with a meter of the caller's choosing on the control plane, as a bench compares them.
+pub fn serve_metered_by(
+    config: &ProxyConfig,
+    meter: impl FnOnce(&Handle, &ControlPlane) -> Result<Meter, SpoolError>,
+) -> Result<(), ProxyError> {
     // Database work has threads of its own: it must outlive Pingora's runtimes and not take theirs.
     let runtime =
         Builder::new_multi_thread().worker_threads(2).thread_name("control").enable_all().build()?;
@@ -101,7 +109,7 @@ pub fn serve(config: &ProxyConfig) -> Result<(), ProxyError> {
         Arc::new(Reconcile::start(runtime.handle(), store, Arc::clone(&limiter), config.caps))
     });
     let meter = match &control {
-        Some(control) => Meter::start(runtime.handle(), control, &config.metering)?,
+        Some(control) => meter(runtime.handle(), control)?,
         None => Meter::discarding(),
     };
     let caps = caps(config, Arc::clone(&metrics), Arc::clone(&limiter), reconcile.clone(), &meter);

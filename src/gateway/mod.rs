@@ -389,7 +389,7 @@ impl ProxyHttp for Gateway {
         FailToProxy { error_code: wire.status, can_reuse_downstream: false }
     }
 
-    async fn logging(&self, session: &mut Session, _: Option<&Error>, ctx: &mut Context) {
+    async fn logging(&self, session: &mut Session, e: Option<&Error>, ctx: &mut Context) {
         let status = session.response_written().map_or(0, |head| head.status.as_u16());
         let finished = Finished {
             class: ctx.class,
@@ -401,7 +401,10 @@ impl ProxyHttp for Gateway {
         self.metrics.finished(finished);
         let mut counts = Counts::default();
         if let Some(forward) = &ctx.forward {
-            if let Some(watch) = ctx.watch.take() {
+            if let Some(mut watch) = ctx.watch.take() {
+                if e.is_some_and(|e| *e.esource() == ErrorSource::Downstream) {
+                    watch.client_left();
+                }
                 counts = self.meter(forward, watch);
             }
             let outcome = Outcome::of(status, finished.code != OK);
@@ -497,7 +500,9 @@ impl Gateway {
         let passed = self.pipeline.caps.judge(forward, subject, body)?;
         ctx.slot = passed.slot;
         ctx.rate = passed.rate;
-        ctx.watch = Some(Watch::new(forward.metered, passed.metered, MAX_SINK_NAME));
+        if self.meter.is_on() {
+            ctx.watch = Some(Watch::new(forward.metered, passed.metered, MAX_SINK_NAME));
+        }
         Ok(())
     }
 }

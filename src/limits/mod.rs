@@ -166,6 +166,11 @@ impl<C: Clock> Limiter<C> {
         self.clusters.len()
     }
 
+    /// Clusters whose cell says that they keep more than their cap.
+    pub fn over_storage(&self) -> usize {
+        self.clusters.iter().filter(|cluster| cluster.storage.is_over()).count()
+    }
+
     /// Waiting pops of all cells.
     pub fn parked(&self) -> u64 {
         self.cells.iter().map(|gauge| gauge.waiting()).sum()

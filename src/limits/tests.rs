@@ -290,6 +290,7 @@ fn idle_counters_go_and_those_that_say_something_stay() {
     stand.limiter.publish(id(4), Some(101), cap);
     stand.limiter.publish(id(5), Some(91), cap);
     assert_eq!(stand.limiter.publish(id(6), Some(90), cap), None);
+    assert_eq!(stand.limiter.over_storage(), 1);
     assert!(stand.limiter.live(id(6), &plan).is_none(), "far from the cap: not worth an entry");
     stand.clock.advance(600 * SECOND);
     assert_eq!(stand.limiter.prune(), 0);
@@ -301,6 +302,7 @@ fn idle_counters_go_and_those_that_say_something_stay() {
     drop(parked);
     let transition = stand.limiter.publish(id(4), Some(1), cap);
     assert_eq!(transition, Some(Transition::Released { total: 1 }));
+    assert_eq!(stand.limiter.over_storage(), 0);
     stand.limiter.publish(id(5), Some(91), Cap::Unlimited);
     assert_eq!(stand.limiter.prune(), 3);
     assert_eq!((stand.limiter.clusters(), stand.limiter.parked_at(CELL)), (0, 0));

@@ -99,7 +99,7 @@ impl Meter {
         })))
     }
 
-    /// One that forgets what it is told, for a proxy without a control plane.
+    /// One that has nobody to tell, for a proxy without a control plane: answers need not be read.
     pub fn discarding() -> Self {
         Self(Arc::new(Inner {
             accumulators: None,
@@ -109,6 +109,11 @@ impl Meter {
             stop: watch::channel(false).0,
             tasks: Mutex::new(None),
         }))
+    }
+
+    /// Whether anybody wants to know what a request came to.
+    pub fn is_on(&self) -> bool {
+        self.0.accumulators.is_some()
     }
 
     /// The meter of a cluster, to be found once per request.
@@ -183,13 +188,15 @@ async fn run<S: UsageStore>(mut flusher: Flusher<S>, every: Duration, mut stoppe
     let mut due = interval(every);
     due.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        // A flush that waits for the control plane must not hold up the last one.
+        // A flush that waits for the control plane must not hold up the last one. It begins no statement in the
+        // second half of the interval, because the next write to disk must not be late: a crash loses what came after
+        // the last one.
         tokio::select! {
             biased;
             _ = stopped.wait_for(|&stopped| stopped) => break,
             () = async {
                 due.tick().await;
-                flusher.tick(now_s(), every).await;
+                flusher.tick(now_s(), every / 2).await;
             } => {}
         }
     }

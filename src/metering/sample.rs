@@ -188,13 +188,23 @@ pub struct Watch {
     bytes_out: u64,
     scanner: Option<Scanner>,
     unreadable: Option<Unreadable>,
+    client_left: bool,
 }
 
 impl Watch {
     /// Begins when the request goes to the cell. Names of queues and partitions in the answer of a cycle are
     /// held up to `max_name` bytes.
     pub fn new(route: MeteredRoute, facts: RequestFacts, max_name: usize) -> Self {
-        Self { route, facts, max_name, answered: false, bytes_out: 0, scanner: None, unreadable: None }
+        Self {
+            route,
+            facts,
+            max_name,
+            answered: false,
+            bytes_out: 0,
+            scanner: None,
+            unreadable: None,
+            client_left: false,
+        }
     }
 
     /// The head of the cell's answer. Success codes vary between brokers, so the body decides, not the code.
@@ -233,6 +243,12 @@ impl Watch {
         }
     }
 
+    /// The client went away. Of an answer that breaks off for that, the messages that it has told of count: who
+    /// leaves before the end has them all the same.
+    pub fn client_left(&mut self) {
+        self.client_left = true;
+    }
+
     /// What it came to. Without a head the cell did not answer: the request counts, and nothing else.
     pub fn finish(mut self) -> Usage {
         let mut messages = 0;
@@ -242,6 +258,7 @@ impl Watch {
         if let Some(scanner) = self.scanner.filter(|_| !empty) {
             match scanner.messages() {
                 Ok(read) => messages = read,
+                Err(Unreadable::Truncated) if self.client_left => messages = scanner.so_far(),
                 Err(error) => self.unreadable = Some(error),
             }
             mostly_buffered = scanner.mostly_buffered();

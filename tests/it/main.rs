@@ -25,6 +25,7 @@ mod kv_tables;
 mod kv_transaction;
 mod kv_vectors;
 mod login;
+mod metered;
 mod metering;
 mod outages;
 mod published_clients;

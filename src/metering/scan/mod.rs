@@ -111,6 +111,12 @@ impl Scanner {
         }
     }
 
+    /// The messages that the answer has told of so far: those that were handed out, or stored, when nobody reads
+    /// the rest.
+    pub(super) fn so_far(&self) -> u64 {
+        if self.fault.is_some() { 0 } else { each!(&self.answer, walker => walker.reader().so_far()) }
+    }
+
     /// Whether most messages of a push wait in the cell's buffer.
     pub(super) fn mostly_buffered(&self) -> bool {
         each!(&self.answer, walker => walker.finish().is_ok_and(Messages::mostly_buffered))

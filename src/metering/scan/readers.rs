@@ -14,6 +14,11 @@ const MOST: u64 = u32::MAX as u64;
 pub(super) trait Messages: Reader {
     fn messages(&self) -> Result<u64, Unreadable>;
 
+    /// Those that half an answer tells of for certain.
+    fn so_far(&self) -> u64 {
+        0
+    }
+
     /// Whether most of them wait in the cell's buffer.
     fn mostly_buffered(&self) -> bool {
         false
@@ -55,6 +60,10 @@ impl Reader for Push {
 impl Messages for Push {
     fn messages(&self) -> Result<u64, Unreadable> {
         Ok(self.stored)
+    }
+
+    fn so_far(&self) -> u64 {
+        self.stored
     }
 
     fn mostly_buffered(&self) -> bool {
@@ -184,6 +193,10 @@ impl Reader for Pop {
 impl Messages for Pop {
     fn messages(&self) -> Result<u64, Unreadable> {
         self.messages.ok_or(Unreadable::Shape)
+    }
+
+    fn so_far(&self) -> u64 {
+        self.messages.unwrap_or(0)
     }
 }
 

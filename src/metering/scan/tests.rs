@@ -178,6 +178,43 @@ fn a_cell_that_does_not_answer_counts_as_a_request() {
     }
 }
 
+/// Who leaves before the last byte has the messages before it. An answer that the cell breaks off is none.
+#[test]
+fn an_answer_that_its_client_does_not_read_to_the_end_bills_what_it_told_of() {
+    let push = r#"[{"status":"queued"},{"status":"failed"},{"status":"buffered"},{"status":"queued""#;
+    let transaction = r#"{"success":true,"results":[{"type":"push"}"#;
+    for (route, body, expected) in [
+        (Pop, r#"{"messages":[{"data":1},{"data":{"messages":[1,2]}},{"data":"#, 3),
+        (Pop, r#"{"messages":[{"data":1},{"data":2}],"success":tr"#, 2),
+        (Pop, r#"{"messages":[{"data":1},{"data":2}],"success":true}"#, 2),
+        (Pop, r#"{"success":true,"mess"#, 0),
+        (Pop, "", 0),
+        (Push, push, 2),
+        (Transaction, transaction, 0),
+        (Replay, r#"{"result":"moved""#, 0),
+    ] {
+        let of = |left: bool| {
+            let mut watch = Watch::new(route, RequestFacts { ingress: 5, ..RequestFacts::default() }, NAME);
+            watch.head(200, None);
+            watch.piece(body.as_bytes());
+            if left {
+                watch.client_left();
+            }
+            let usage = watch.finish();
+            (usage.samples().map(|sample| sample.counts.msgs).sum::<u64>(), usage.unreadable)
+        };
+        assert_eq!(of(true), (expected, None), "{body}");
+        let whole = body.is_empty() || body.ends_with("true}");
+        assert_eq!(of(false).1, (!whole).then_some(Unreadable::Truncated), "{body}");
+        assert!(whole || of(false).0 == 0, "{body}");
+    }
+    let mut watch = Watch::new(Pop, RequestFacts::default(), NAME);
+    watch.head(200, None);
+    watch.piece(br#"{"messages":[1,2,}"#);
+    watch.client_left();
+    assert_eq!(watch.finish().unreadable, Some(Unreadable::NotJson), "whoever left");
+}
+
 #[test]
 fn a_compressed_answer_cannot_be_read_and_says_so() {
     let body = br#"[{"status":"queued"}]"#;

@@ -109,6 +109,11 @@ impl<R: Reader> Walker<R> {
         self.lexer.feed(piece, &mut self.walk)
     }
 
+    /// The reader as it stands.
+    pub(super) fn reader(&self) -> &R {
+        &self.walk.reader
+    }
+
     /// The reader, when there was exactly one whole document.
     pub(super) fn finish(&self) -> Result<&R, Unreadable> {
         match self.walk.place {

@@ -10,9 +10,9 @@ mod world;
 
 pub use process::{Process, free_port};
 pub use raw::{Answer, Socket};
-pub use recorder::{Recorder, Reply};
+pub use recorder::{Recorded, Recorder, Reply, read_request};
 pub use relay::{Passage, Relay};
-pub use world::{Tenant, World, WorldBuilder};
+pub use world::{PROXY, Tenant, World, WorldBuilder};
 
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,12 @@ use std::time::{Duration, Instant};
 pub fn rounds(usual: u32) -> u32 {
     std::env::var("QUEEN_TEST_ROUNDS")
         .map_or(usual, |text| text.parse().expect("QUEEN_TEST_ROUNDS: a number"))
+}
+
+/// How long a load runs that is run at full size by hand: `QUEEN_TEST_SECONDS` when set, else `usual`.
+pub fn seconds(usual: u64) -> Duration {
+    let seconds = std::env::var("QUEEN_TEST_SECONDS");
+    Duration::from_secs(seconds.map_or(usual, |text| text.parse().expect("QUEEN_TEST_SECONDS: a number")))
 }
 
 /// Waits until `probe` yields something, asking every 5 ms; panics with `what` after `limit`.

@@ -78,9 +78,14 @@ impl Process {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// Its number in the system.
+    pub fn id(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
+        kill(Pid::from_raw(self.id()), signal).unwrap();
     }
 
     /// Its end, within the limit.

@@ -201,7 +201,8 @@ async fn gone(stream: &mut TcpStream, delay: Option<Duration>) -> bool {
     }
 }
 
-async fn read_request(stream: &mut TcpStream, unread: &mut Vec<u8>) -> Option<Recorded> {
+/// The next request on a connection; `None` when it ends.
+pub async fn read_request(stream: &mut TcpStream, unread: &mut Vec<u8>) -> Option<Recorded> {
     let end = loop {
         if let Some(end) = unread.windows(4).position(|four| four == b"\r\n\r\n") {
             break end;

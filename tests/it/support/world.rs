@@ -1,6 +1,7 @@
 //! A whole deployment for one test: databases, a cell, proxies, tenants.
 
 use super::{Process, Recorder, Relay, Socket, eventually, free_port, secrets};
+use nix::sys::signal::Signal;
 use queen_proxy::{
     config::proxy::{ProxyConfig, PxdbConfig},
     control::migrate::migrate,
@@ -8,6 +9,7 @@ use queen_proxy::{
 };
 use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
 use std::{
+    path::PathBuf,
     sync::{Arc, Mutex, Weak},
     time::Duration,
 };
@@ -15,6 +17,8 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use uuid::Uuid;
 
+/// The program under test.
+pub const PROXY: &str = env!("CARGO_BIN_EXE_queen-proxy");
 const PROXY_ROLE: &str = "queen_it_proxy";
 const PROXY_PASSWORD: &str = "the password of the proxy in tests";
 
@@ -333,10 +337,7 @@ impl World {
             ("PXDB_PASSWORD", self.control_server.password()),
             ("PXDB_DB", self.control_db.clone()),
             // A folder for each proxy.
-            (
-                "QUEEN_PROXY_SPOOL_DIR",
-                self.folder.path().join(format!("spool-{port}")).to_string_lossy().into_owned(),
-            ),
+            ("QUEEN_PROXY_SPOOL_DIR", self.spool_of(port).to_string_lossy().into_owned()),
             // Many worlds share one server.
             ("PXDB_POOL_SIZE", "4".to_owned()),
             ("RUST_LOG", "info,queen_proxy=debug,sqlx=warn".to_owned()),
@@ -381,7 +382,18 @@ impl World {
 
     /// Starts another proxy, under the proxy's role, without waiting for it; returns its index.
     pub fn add_proxy(&mut self) -> usize {
+        self.add_proxy_by(PROXY, &["serve"])
+    }
+
+    /// The same by a program that becomes the proxy.
+    pub fn add_proxy_by(&mut self, program: &str, arguments: &[&str]) -> usize {
         let port = free_port();
+        let process = self.start_proxy(port, program, arguments);
+        self.proxies.push((port, process));
+        self.proxies.len() - 1
+    }
+
+    fn start_proxy(&self, port: u16, program: &str, arguments: &[&str]) -> Process {
         let mut environment = self.proxy_environment(port);
         if !self.proxies_migrate {
             environment.push(("PXDB_USER".to_owned(), PROXY_ROLE.to_owned()));
@@ -390,10 +402,36 @@ impl World {
         if let Some(relay) = &self.relay {
             environment.push(("PXDB_PORT".to_owned(), relay.port.to_string()));
         }
-        let binary = env!("CARGO_BIN_EXE_queen-proxy");
-        let process = Process::start("queen-proxy", binary, &["serve"], &environment, self.folder.path());
-        self.proxies.push((port, process));
-        self.proxies.len() - 1
+        Process::start("queen-proxy", program, arguments, &environment, self.folder.path())
+    }
+
+    /// Starts a proxy again, with the port and the spool that it had, without waiting for it.
+    pub fn restart_proxy(&mut self, index: usize) {
+        let port = self.proxies[index].0;
+        // The old one must be gone before the new one looks for its port and its spool.
+        let old = &mut self.proxies[index].1;
+        if !old.has_ended() {
+            old.signal(Signal::SIGKILL);
+            old.wait(Duration::from_secs(20)).expect("a killed process ends");
+        }
+        self.proxies[index].1 = self.start_proxy(port, PROXY, &["serve"]);
+    }
+
+    /// Tells a proxy to end, and waits until it has.
+    pub fn stop_proxy(&mut self, index: usize) {
+        let process = &mut self.proxies[index].1;
+        process.signal(Signal::SIGTERM);
+        let status = process.wait(Duration::from_secs(60)).expect("a proxy ends when it is told to");
+        assert!(status.success(), "{status}");
+    }
+
+    /// The folder where a proxy spools.
+    pub fn spool(&self, index: usize) -> PathBuf {
+        self.spool_of(self.proxies[index].0)
+    }
+
+    fn spool_of(&self, port: u16) -> PathBuf {
+        self.folder.path().join(format!("spool-{port}"))
     }
 
     /// Waits until a proxy answers and hears of changes.

@@ -1,0 +1,364 @@
+//! What metering adds to a request: CPU of the proxy's process with metering and without, in turns, on small
+//! answers; and its memory while pops of 64 MiB pass. The proxies, PostgreSQL and every socket are real; the cell
+//! is this program.
+//!
+//! `cargo bench --bench metering`; the figures belong into `benches/RESULTS.md`.
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::cast_precision_loss)]
+
+use queen_proxy::{
+    config::proxy::ProxyConfig,
+    control::now_s,
+    dev::postgres::{Postgres, Settings, USER},
+    domain::ids::ClusterId,
+    metering::{
+        Meter,
+        accumulate::Accumulators,
+        sample::{MeteredRoute, RequestFacts, Watch},
+    },
+    proxy,
+};
+use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
+use std::{
+    collections::HashMap,
+    fs,
+    hint::black_box,
+    net::TcpListener,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    runtime::Builder,
+    task::JoinSet,
+    time::sleep,
+};
+use uuid::Uuid;
+
+const TURNS: usize = 16;
+const TURN: Duration = Duration::from_millis(2_500);
+const CLIENTS: usize = 8;
+const MIB: usize = 1 << 20;
+
+const PUSHED: &str = r#"[{"index":0,"transactionId":"0193806e-6b5c-7c2e-9d4b-0e6f8a1b2c3d","messageId":"0193806e-6b5c-7c2e-9d4b-0e6f8a1b2c3e","status":"queued"}]"#;
+const POPPED: &str = r#"{"messages":[{"id":"0193806e-6b5c-7c2e-9d4b-0e6f8a1b2c3e","transactionId":"0193806e-6b5c-7c2e-9d4b-0e6f8a1b2c3d","partitionId":"0193806e-6b5c-7c2e-9d4b-0e6f8a1b2c3f","partition":"Default","data":{"order":17,"customer":"acme","lines":[{"sku":"a-1","count":2},{"sku":"b-7","count":1}]},"leaseId":"0193806e-6b5c-7c2e-9d4b-0e6f8a1b2c40"}],"success":true}"#;
+const FOUND: &str = r#"{"found":true,"value":{"a":1},"version":3}"#;
+const PUSH: &str = r#"{"items":[{"queue":"orders","partition":"Default","transactionId":"0193806e-6b5c-7c2e-9d4b-0e6f8a1b2c3d","payload":{"order":17,"customer":"acme"}}]}"#;
+
+struct Proxy {
+    child: Child,
+    port: u16,
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Proxy {
+    fn start(mode: &str, environment: &HashMap<&str, String>) -> Self {
+        let port = free_port();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.arg(mode).envs(environment).env("QUEEN_PROXY_PORT", port.to_string());
+        let spool = std::env::temp_dir().join(format!("queen-bench-spool-{}", Uuid::new_v4().simple()));
+        command.env("QUEEN_PROXY_SPOOL_DIR", spool);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::inherit()).spawn().unwrap();
+        Self { child, port }
+    }
+
+    /// User and system time so far.
+    fn cpu(&self) -> Duration {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        // After the name in parentheses: utime and stime are the 12th and the 13th, in hundredths.
+        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().collect();
+        let ticks: u64 = fields[11..=12].iter().map(|field| field.parse::<u64>().unwrap()).sum();
+        Duration::from_millis(ticks * 10)
+    }
+
+    /// `VmRSS` or `VmHWM`, in bytes.
+    fn memory(&self, which: &str) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with(which)).unwrap();
+        line.split_ascii_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+}
+
+/// Answers by the path; `batch=64` is a pop of 64 MiB.
+async fn cell(mut stream: TcpStream) {
+    stream.set_nodelay(true).unwrap();
+    let mut unread = Vec::new();
+    let mut piece = [0; 16 * 1024];
+    let message = [br#"{"data":""#, "an event in some words, ".repeat(MIB / 24).as_bytes(), b"\"},"].concat();
+    loop {
+        let Some(end) = unread.windows(4).position(|four| four == b"\r\n\r\n") else {
+            match stream.read(&mut piece).await {
+                Ok(count @ 1..) => unread.extend_from_slice(&piece[..count]),
+                _ => return,
+            }
+            continue;
+        };
+        let head = String::from_utf8_lossy(&unread[..end]).to_ascii_lowercase();
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+        let length: usize = length.map_or(0, |length| length.trim().parse().unwrap());
+        while unread.len() < end + 4 + length {
+            match stream.read(&mut piece).await {
+                Ok(count @ 1..) => unread.extend_from_slice(&piece[..count]),
+                _ => return,
+            }
+        }
+        unread.drain(..end + 4 + length);
+        let line = head.lines().next().unwrap();
+        if line.contains("batch=64") {
+            let (first, last) = (br#"{"messages":["#, b"1]}");
+            let length = first.len() + 64 * message.len() + last.len();
+            let head = format!(
+                "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+            );
+            let mut sent =
+                stream.write_all(head.as_bytes()).await.is_ok() && stream.write_all(first).await.is_ok();
+            for _ in 0..64 {
+                sent = sent && stream.write_all(&message).await.is_ok();
+            }
+            if !sent || stream.write_all(last).await.is_err() {
+                return;
+            }
+            continue;
+        }
+        let body = match line {
+            _ if line.contains("/push") => PUSHED,
+            _ if line.contains("/pop/") => POPPED,
+            _ => FOUND,
+        };
+        let answer = format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        if stream.write_all(answer.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// One request after the other until the turn is over; how many.
+async fn client(port: u16, request: Vec<u8>, answer: usize, end: Instant) -> u64 {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    stream.set_nodelay(true).unwrap();
+    let mut piece = [0; 8 * 1024];
+    let mut count = 0;
+    while Instant::now() < end {
+        stream.write_all(&request).await.unwrap();
+        let mut read = 0;
+        let mut head = None;
+        while head.is_none_or(|head| read < head + answer) {
+            let more = stream.read(&mut piece[read..]).await.unwrap();
+            assert!(more > 0, "{}", String::from_utf8_lossy(&piece[..read]));
+            read += more;
+            head = piece[..read].windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4);
+        }
+        assert!(piece.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&piece[..read]));
+        count += 1;
+    }
+    count
+}
+
+/// CPU and requests of a turn.
+async fn turn(proxy: &Proxy, request: &[u8], answer: usize) -> (Duration, u64) {
+    let before = proxy.cpu();
+    let end = Instant::now() + TURN;
+    let mut clients = JoinSet::new();
+    for _ in 0..CLIENTS {
+        clients.spawn(client(proxy.port, request.to_vec(), answer, end));
+    }
+    let count = clients.join_all().await.iter().sum();
+    (proxy.cpu().saturating_sub(before), count)
+}
+
+fn median(mut values: Vec<f64>) -> (f64, f64, f64) {
+    values.sort_by(f64::total_cmp);
+    let quarter = values.len() / 4;
+    (values[values.len() / 2], values[quarter], values[values.len() - 1 - quarter])
+}
+
+/// The work of metering alone, in ns a request.
+fn alone(route: MeteredRoute, answer: &str) -> f64 {
+    const TIMES: u32 = 300_000;
+    let accumulators = Accumulators::default();
+    let id = ClusterId(Uuid::from_u128(7));
+    let pass = || {
+        let began = Instant::now();
+        for _ in 0..TIMES {
+            let mut watch =
+                Watch::new(route, RequestFacts { bytes_in: 100, ..RequestFacts::default() }, 1_024);
+            watch.head(200, None);
+            watch.piece(black_box(answer.as_bytes()));
+            let usage = watch.finish();
+            let now = now_s();
+            let meter = accumulators.cluster(id);
+            usage.samples().for_each(|sample| meter.record(sample, now));
+        }
+        began.elapsed().as_nanos() as f64 / f64::from(TIMES)
+    };
+    median((0..7).map(|_| pass()).collect()).0
+}
+
+async fn pop_64_mib(port: u16, headers: String) {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let request = format!("GET /api/v1/pop/queue/q?batch=64 HTTP/1.1\r\n{headers}Connection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut piece = vec![0; 1 << 16];
+    let mut sum = 0;
+    loop {
+        match stream.read(&mut piece).await.unwrap() {
+            0 => break,
+            count => sum += count,
+        }
+    }
+    assert!(sum > 63 * MIB, "{sum} bytes");
+}
+
+async fn compare() {
+    let folder = std::env::temp_dir().join(format!("queen-bench-{}", Uuid::new_v4().simple()));
+    let mut server = Postgres::start(Settings { folder, port: free_port(), throw_away: true }).unwrap();
+    let options = |database: &str| {
+        PgConnectOptions::new_without_pgpass()
+            .host("127.0.0.1")
+            .port(server.port())
+            .username(USER)
+            .password(server.password().expose())
+            .database(database)
+    };
+    let mut postgres = PgConnection::connect_with(&options("postgres")).await.unwrap();
+    sqlx::query("CREATE DATABASE control").execute(&mut postgres).await.unwrap();
+    let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let cell_port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(cell(stream));
+        }
+    });
+    let environment = HashMap::from([
+        ("QUEEN_PROXY_BIND_ADDR", "127.0.0.1".to_owned()),
+        ("QUEEN_PROXY_ADMIN_ADDR", "off".to_owned()),
+        ("QUEEN_PROXY_RECONCILE_MS", "1000000000".to_owned()),
+        ("QUEEN_PROXY_STORAGE_REFRESH_MS", "1000000000".to_owned()),
+        // Fifteen times as often as usual, so that each turn has its share of flushes.
+        ("QUEEN_PROXY_METER_FLUSH_MS", "1000".to_owned()),
+        ("PXDB_HOST", "127.0.0.1".to_owned()),
+        ("PXDB_PORT", server.port().to_string()),
+        ("PXDB_USER", USER.to_owned()),
+        ("PXDB_PASSWORD", server.password().expose().to_owned()),
+        ("PXDB_DB", "control".to_owned()),
+    ]);
+    let proxies = ["metered", "unmetered"].map(|mode| Proxy::start(mode, &environment));
+    for proxy in &proxies {
+        while TcpStream::connect(("127.0.0.1", proxy.port)).await.is_err() {
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+    let mut control = PgConnection::connect_with(&options("control")).await.unwrap();
+    let key: String = sqlx::query_scalar(
+        "WITH cell AS (
+             INSERT INTO queen_proxy.cells (slug, region, base_url, class) VALUES ('c', 'r', $1, 'shared')
+             RETURNING id
+         )
+         SELECT queen_proxy.bootstrap_tenant('acme', 'acme', 'acme', 'pro', id, 'a@acme.example')
+                    ->> 'api_key'
+           FROM cell",
+    )
+    .bind(format!("http://127.0.0.1:{cell_port}"))
+    .fetch_one(&mut control)
+    .await
+    .unwrap();
+    sqlx::query(
+        r#"UPDATE queen_proxy.clusters
+              SET limit_overrides = '{"max_req_per_sec": null, "max_msgs_per_sec": null, "max_retained_bytes": null}'"#,
+    )
+    .execute(&mut control)
+    .await
+    .unwrap();
+    let headers = format!("Host: acme.q.example\r\nAuthorization: Bearer {key}\r\n");
+    let push = format!("POST /api/v1/push HTTP/1.1\r\n{headers}Content-Length: {}\r\n\r\n{PUSH}", PUSH.len());
+    let pop = format!("GET /api/v1/pop/queue/orders?batch=1 HTTP/1.1\r\n{headers}\r\n");
+    let get = format!("GET /api/v1/kv/ns/k HTTP/1.1\r\n{headers}\r\n");
+
+    println!("{CLIENTS} clients, {TURNS} pairs of turns of {TURN:?}");
+    for (name, request, answer, route) in [
+        ("push", push, PUSHED, MeteredRoute::Push),
+        ("pop", pop, POPPED, MeteredRoute::Pop),
+        ("kv get", get, FOUND, MeteredRoute::Other(queen_proxy::metering::sample::Op::Read)),
+    ] {
+        let mut sums = [(Duration::ZERO, 0); 2];
+        let mut ratios = Vec::new();
+        for number in 0..=TURNS {
+            let mut costs = [0.0; 2];
+            // Each is first as often as the other.
+            for which in if number % 2 == 0 { [0, 1] } else { [1, 0] } {
+                let (cpu, count) = turn(&proxies[which], request.as_bytes(), answer.len()).await;
+                costs[which] = cpu.as_secs_f64() / count as f64;
+                // The first pair warms up.
+                if number > 0 {
+                    sums[which] = (sums[which].0 + cpu, sums[which].1 + count);
+                }
+            }
+            if number > 0 {
+                ratios.push(costs[0] / costs[1]);
+            }
+        }
+        let [on, off] = sums.map(|(cpu, count)| cpu.as_secs_f64() * 1e6 / count as f64);
+        let (middle, low, high) = median(ratios);
+        let alone = alone(route, answer) / 1e3;
+        println!(
+            "{name}: {on:.2} µs CPU a request with metering, {off:.2} µs without ({} requests): {:+.2} % \
+             (pairs: median {:+.2} %, quartiles {:+.2} % to {:+.2} %); the work alone {alone:.3} µs, {:.2} %",
+            sums[0].1 + sums[1].1,
+            (on / off - 1.0) * 100.0,
+            (middle - 1.0) * 100.0,
+            (low - 1.0) * 100.0,
+            (high - 1.0) * 100.0,
+            alone / off * 100.0,
+        );
+    }
+    for (name, proxy) in ["metered", "unmetered"].iter().zip(&proxies) {
+        let before = proxy.memory("VmRSS");
+        for _ in 0..4 {
+            pop_64_mib(proxy.port, headers.clone()).await;
+        }
+        let after_four = proxy.memory("VmHWM");
+        let mut pops = JoinSet::new();
+        for _ in 0..8 {
+            pops.spawn(pop_64_mib(proxy.port, headers.clone()));
+        }
+        pops.join_all().await;
+        let [before, after_four, after, now] =
+            [before, after_four, proxy.memory("VmHWM"), proxy.memory("VmRSS")]
+                .map(|bytes| bytes as f64 / MIB as f64);
+        println!(
+            "{name}: {before:.1} MiB resident; peak {after_four:.1} MiB with four pops of 64 MiB in turn, \
+             {after:.1} MiB with eight more at once; {now:.1} MiB afterwards"
+        );
+    }
+    drop(proxies);
+    server.stop();
+}
+
+fn main() {
+    let mode = std::env::args().nth(1).unwrap_or_default();
+    if mode == "metered" || mode == "unmetered" {
+        let (config, _) = ProxyConfig::load(std::env::vars(), None).unwrap();
+        let served = if mode == "metered" {
+            proxy::serve(&config)
+        } else {
+            proxy::serve_metered_by(&config, |_, _| Ok(Meter::discarding()))
+        };
+        served.unwrap();
+        return;
+    }
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(compare());
+}
