@@ -15,15 +15,16 @@ pub(super) const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("rateli
 pub(super) const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
 /// A refused body is read to its end only within these, so that the next request on the
-/// connection starts where it should; beyond them the connection ends.
-const DRAIN_BYTES: usize = 1 << 20;
+/// connection starts where it should, and a client that sends before it reads hears why; beyond them the
+/// connection ends.
+const DRAIN_BYTES: usize = 32 << 20;
 const DRAIN_TIME: Duration = Duration::from_secs(2);
 
 /// Writes an answer with type, length and request id, then reads what is left of the request.
 pub(super) async fn write(session: &mut Session, id: RequestId, reply: Reply) -> Result<()> {
     // A client that waits for "100 Continue" does not send its body now, and the next request
-    // would be taken for it.
-    let expects = session.req_header().headers.contains_key("expect");
+    // would be taken for it. Once that is said, the body comes.
+    let expects = session.req_header().headers.contains_key("expect") && session.response_written().is_none();
     let unread = !session.as_downstream_mut().is_body_done();
     if unread && expects {
         session.set_keepalive(None);
