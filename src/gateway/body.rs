@@ -196,21 +196,26 @@ pub(super) async fn read(
             downstream.write_continue_response().await.map_err(|_| Refusal::ClientStalled)?;
             downstream.set_close_on_response_before_downstream_finish(true);
         }
-        let mut body = BytesMut::new();
+        let most = length.unwrap_or(ceiling);
+        let mut body = Vec::new();
         loop {
             if length.is_none_or(|length| length - body.len() <= REPLAYED) {
                 downstream.enable_retry_buffering();
             }
             match downstream.read_request_body().await {
-                Ok(Some(piece)) if body.len() + piece.len() <= length.unwrap_or(ceiling) => {
+                Ok(Some(piece)) if body.len() + piece.len() <= most => {
                     if !memory.grow(piece.len() as u64) {
                         return Err(Refusal::NoMemory);
+                    }
+                    if body.capacity() - body.len() < piece.len() {
+                        // Twice as much, but never more than the whole may be.
+                        body.reserve_exact(body.len().max(piece.len()).min(most - body.len()));
                     }
                     body.extend_from_slice(&piece);
                 }
                 Ok(Some(_)) if length.is_none() => return Err(Refusal::BodyTooLarge),
                 Ok(Some(_)) => return Err(Refusal::Internal),
-                Ok(None) => return Ok(body.freeze()),
+                Ok(None) => return Ok(Bytes::from(body)),
                 Err(error) => return Err(unread(&error)),
             }
         }
