@@ -136,7 +136,7 @@ async fn thousands_wait_and_leave_nothing_behind() {
         let mut polls = Polls::send(world.port(), &acme, count).await;
         waiting(count).await;
         let held = world.proxies[0].1.resident().saturating_sub(before);
-        println!("wave {wave}: {count} polls wait, {:.1} KiB each", held as f64 / count as f64 / 1_024.0);
+        println!("wave {wave}: {count} polls wait, {} bytes each", held / count as u64);
         // No place is left, and nobody who waits is thrown out for that.
         assert_eq!(Socket::open(world.port()).await.ask(poll(&acme)).await.status, 429);
         eventually("all are at the cell", limit, async || (world.recorder().count() == count).then_some(()))
