@@ -366,3 +366,36 @@ async fn what_is_admitted_is_counted_once_and_what_is_refused_not_at_all() {
         Some(8.0)
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cap_on_payloads_holds_on_every_route_that_stores_them_and_says_which_one() {
+    let (world, acme) = world(World::builder(), r#"{"max_payload_bytes": 8, "max_batch_items": 2}"#).await;
+    world.sql("UPDATE queen_proxy.plans SET features = '{\"streams\": true, \"ephemeral\": true}'").await;
+    let (light, heavy) = (r#"{"queue":"q","payload":"123456"}"#, r#"{"queue":"q","payload": "1234567" }"#);
+    let routes = [
+        ("/api/v1/push", format!(r#"{{"items":[{light},{heavy}]}}"#), "items[1]"),
+        ("/api/v1/transaction", format!(r#"{{"operations":[{light},{heavy}]}}"#), "operations[1]"),
+        ("/streams/v1/cycle", format!(r#"{{"push_items":[{light},{heavy}]}}"#), "push_items[1]"),
+    ];
+    for (route, body, which) in &routes {
+        for framing in FRAMINGS {
+            let mut socket = Socket::open(world.port()).await;
+            let request = framed(&format!("POST {route}"), &acme.headers(), body.as_bytes(), framing);
+            let answer = socket.ask(request).await;
+            assert_eq!(outcome(&answer), refused(413, "payload_too_large"), "{route}");
+            assert_eq!(
+                error(&answer),
+                format!("{which}: a payload of 9 bytes exceeds max_payload_bytes (8)"),
+                "{route}"
+            );
+        }
+        let fits = body.replace(heavy, light);
+        assert_eq!(world.ask(&format!("POST {route}"), &acme.headers(), &fits).await.status, 200, "{route}");
+    }
+    // The cap on items is not one on what a stream puts out, nor on what is not kept.
+    for (route, list) in [("/streams/v1/cycle", "push_items"), ("/api/v1/ephemeral/push", "messages")] {
+        let body = format!(r#"{{"{list}":[{light},{light},{light}]}}"#);
+        assert_eq!(world.ask(&format!("POST {route}"), &acme.headers(), &body).await.status, 200, "{route}");
+    }
+    assert_eq!(world.recorder().take().len(), routes.len() + 2);
+}

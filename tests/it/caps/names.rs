@@ -1,7 +1,7 @@
 //! Which queues and partitions a tenant may have (proxy contract §9.3; D9, D10).
 
 use super::{LIMIT, PUSH, error, live, outcome, push_to, pushes, refused, set, tenant, with_admin, world};
-use crate::support::{Tenant, World, eventually};
+use crate::support::{Reply, Tenant, World, eventually};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
@@ -138,4 +138,37 @@ async fn every_way_to_make_a_queue_is_counted_and_a_refusal_leaves_none() {
     // So all there is room for still fits, and is what is written.
     assert_eq!(pushes(&world, &acme, &push_to([("d", "1"), ("a", "3"), ("a", "4")], "x")).await.status, 200);
     rows_become(&world, &acme, &[("a", 3), ("d", 1)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_is_gone_at_the_cell_makes_room_for_another() {
+    let builder = World::builder().env("QUEEN_PROXY_RECONCILE_MS", 100).env("QUEEN_PROXY_QUEUE_SETTLE_MS", 1);
+    let (builder, admin) = with_admin(builder.env("QUEEN_PROXY_REGISTRY_PERSIST_MS", 100));
+    let (world, acme) = world(builder, r#"{"max_queues": 1}"#).await;
+    let name: uuid::Uuid =
+        sqlx::query_scalar("SELECT broker_tenant_uuid FROM queen_proxy.clusters WHERE id = $1")
+            .bind(acme.cluster)
+            .fetch_one(&mut world.control().await)
+            .await
+            .unwrap();
+    let list = |queue: &str| {
+        let queues = json!([{"name": queue, "partitions": 1, "retainedBytes": 1}]);
+        world.recorder().list(name, Reply::Text(200, json!({ "queues": queues }).to_string()));
+    };
+    loaded(admin, &world, &acme).await;
+    assert_eq!(pushes(&world, &acme, &push_to([("a", "1")], "x")).await.status, 200);
+    list("a");
+    rows_become(&world, &acme, &[("a", 1)]).await;
+    let other = push_to([("b", "1")], "x");
+    assert_eq!(outcome(&pushes(&world, &acme, &other).await), refused(403, "quota_exceeded"));
+    // Deleted at the cell, behind the proxy's back.
+    world.recorder().list(name, Reply::Text(200, json!({"queues": []}).to_string()));
+    eventually("there is room", LIMIT, async || {
+        (pushes(&world, &acme, &other).await.status == 200).then_some(())
+    })
+    .await;
+    list("b");
+    rows_become(&world, &acme, &[("b", 1)]).await;
+    let first = push_to([("a", "1")], "x");
+    assert_eq!(outcome(&pushes(&world, &acme, &first).await), refused(403, "quota_exceeded"));
 }

@@ -375,3 +375,43 @@ async fn on_a_shared_host_a_narrow_cap_is_its_own_tenants_alone() {
     }
     assert!(limited > 0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_route_that_puts_messages_in_counts_them_and_only_those() {
+    let caps = r#"{"max_msgs_per_sec": 1, "msgs_burst": 100}"#;
+    let (builder, admin) = with_admin(World::builder());
+    let (world, acme) = world(builder, "{}").await;
+    world.sql("UPDATE queen_proxy.plans SET features = '{\"streams\": true, \"ephemeral\": true}'").await;
+    let item = r#"{"queue":"q","payload":1}"#;
+    let three = format!("{item},{item},{item}");
+    let routes = [
+        ("/api/v1/push", format!(r#"{{"items":[{three}]}}"#), 3),
+        (
+            "/api/v1/transaction",
+            format!(r#"{{"operations":[{{"type":"push","items":[{three}]}},{{"type":"ack"}}]}}"#),
+            3,
+        ),
+        ("/streams/v1/cycle", format!(r#"{{"push_items":[{three}],"acks":[1]}}"#), 3),
+        ("/api/v1/ephemeral/push", r#"{"messages":[1,2,3]}"#.to_owned(), 3),
+        // What a cell would store of an odd body is counted: the greater of two readings, items that are none.
+        ("/api/v1/push", format!(r#"{{"items":[{item}],"items":[{three},1]}}"#), 4),
+        ("/api/v1/push", format!(r#"{{"\u0069tems":[{three}]}}"#), 3),
+        ("/api/v1/configure", r#"{"queue":"q"}"#.to_owned(), 0),
+        ("/api/v1/dlq/7/replay", r#"{"queue":"q","partition":"p"}"#.to_owned(), 0),
+        ("/api/v1/ack", format!(r#"{{"items":[{three}]}}"#), 0),
+        ("/api/v1/push", "no JSON".to_owned(), 0),
+    ];
+    for (index, (route, body, messages)) in routes.iter().enumerate() {
+        let tenant = tenant(&world, &format!("route{index}"), caps).await;
+        let answer = world.ask(&format!("POST {route}"), &tenant.headers(), body).await;
+        assert_eq!(answer.status, 200, "{route} {body}");
+        let left = live(admin, &tenant).await["messages"]["left"].as_u64().unwrap();
+        assert!((100 - messages..=100).contains(&left), "{route} {body}: {left}");
+        assert_eq!(left == 100, *messages == 0, "{route} {body}: {left}");
+    }
+    assert_eq!(
+        live(admin, &acme).await,
+        serde_json::Value::Null,
+        "whoever has asked nothing has no counters"
+    );
+}
