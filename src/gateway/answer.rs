@@ -16,19 +16,20 @@ pub(super) const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
 /// A refused body is read to its end only within these, so that the next request on the
 /// connection starts where it should; beyond them the connection ends.
-const DRAIN_BYTES: usize = 1 << 20;
-const DRAIN_TIME: Duration = Duration::from_secs(2);
+const DRAIN_BYTES: usize = 32 << 20;
+/// So long the answer waits for the end of the body, and so long a client that still sends may take to hear it.
+const DRAIN_TIME: Duration = Duration::from_secs(1);
 
-/// Writes an answer with type, length and request id, then reads what is left of the request.
+/// Reads what is left of the request, then writes an answer with type, length and request id. Not the other way
+/// round: a client that has the answer sends its next request, which would be read with the rest of the body.
 pub(super) async fn write(session: &mut Session, id: RequestId, reply: Reply) -> Result<()> {
     // A client that waits for "100 Continue" does not send its body now, and the next request
-    // would be taken for it.
-    let expects = session.req_header().headers.contains_key("expect");
+    // would be taken for it. Once that is said, the body comes.
+    let waits = session.req_header().headers.contains_key("expect") && session.response_written().is_none();
     let unread = !session.as_downstream_mut().is_body_done();
-    if unread && expects {
+    let ends = unread && (waits || !drain(session).await);
+    if ends {
         session.set_keepalive(None);
-    } else {
-        session.as_downstream_mut().set_close_on_response_before_downstream_finish(false);
     }
     let mut head = ResponseHeader::build(reply.status, Some(4 + reply.headers.len()))?;
     head.insert_header("content-type", reply.content_type)?;
@@ -40,8 +41,9 @@ pub(super) async fn write(session: &mut Session, id: RequestId, reply: Reply) ->
     }
     session.write_response_header(Box::new(head), false).await?;
     session.write_response_body(Some(reply.body), true).await?;
-    if unread && !expects && !drain(session).await {
-        session.set_keepalive(None);
+    if ends && !waits {
+        // Closing over unread bytes would take the answer from a client that is still sending.
+        drain(session).await;
     }
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! Bodies that must be inspected: complete before a byte of them goes upstream, and then exactly
 //! the bytes that came (D22).
 //!
-//! A body whose length is told is read before the cell is even chosen ([`read`]): Pingora then replays its
-//! last 64 KiB, in whose place the whole goes. Others are collected in Pingora's own body filter
-//! ([`Collector`]): reading them earlier hangs beyond 64 KiB (ways B and C of `notes/pingora.md`).
+//! Over HTTP/1.1 it is read before the cell is even chosen ([`read`]). Pingora then replays its last 64 KiB, in
+//! whose place the whole goes; where it was longer and the last part could not be told from the others, in
+//! chunks, the request is put anew with a last part of our own ([`reframe`]). Over HTTP/2 bodies are collected in Pingora's own body
+//! filter ([`Collector`]): reading them earlier hangs beyond 64 KiB (ways B and C of `notes/pingora.md`).
 
 use super::refusal::Refusal;
 use crate::{
@@ -20,9 +21,10 @@ use crate::{
     },
 };
 use bytes::{Bytes, BytesMut};
-use pingora::prelude::Session;
+use http::header::{EXPECT, TRANSFER_ENCODING};
+use pingora::{Error, ErrorType, prelude::Session, protocols::http::ServerSession as HttpSession};
 use std::time::Duration;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 /// What Pingora replays of a body that was read before a peer was chosen.
 const REPLAYED: usize = 64 << 10;
@@ -177,57 +179,108 @@ impl Subject {
     }
 }
 
-/// Reads a body whose length is told, while its memory is reserved. Afterwards Pingora holds its last part
-/// for replay.
+/// Reads a body over HTTP/1.1, while its memory is reserved. Afterwards Pingora holds its last part for replay,
+/// unless its buffer was truncated: then the request has to be [reframed](reframe).
 pub(super) async fn read(
     session: &mut Session,
-    length: usize,
+    length: Option<usize>,
+    ceiling: usize,
     limit: Duration,
     memory: &mut Reservation,
 ) -> Result<Bytes, Refusal> {
     let reading = async {
         let downstream = session.as_downstream_mut();
         if downstream.req_header().headers.contains_key("expect") {
+            // The body is read to its end now, so that an answer before it need not end the connection.
+            downstream.set_close_on_response_before_downstream_finish(false);
             downstream.write_continue_response().await.map_err(|_| Refusal::ClientStalled)?;
+            downstream.set_close_on_response_before_downstream_finish(true);
         }
-        let mut body = BytesMut::new();
+        let most = length.unwrap_or(ceiling);
+        let mut body = Vec::new();
         loop {
-            if length - body.len() <= REPLAYED {
+            if length.is_none_or(|length| length - body.len() <= REPLAYED) {
                 downstream.enable_retry_buffering();
             }
             match downstream.read_request_body().await {
-                Ok(Some(piece)) if body.len() + piece.len() <= length => {
+                Ok(Some(piece)) if body.len() + piece.len() <= most => {
                     if !memory.grow(piece.len() as u64) {
                         return Err(Refusal::NoMemory);
                     }
+                    if body.capacity() - body.len() < piece.len() {
+                        // Twice as much, but never more than the whole may be.
+                        body.reserve_exact(body.len().max(piece.len()).min(most - body.len()));
+                    }
                     body.extend_from_slice(&piece);
                 }
-                Ok(None) if downstream.retry_buffer_truncated() => return Err(Refusal::Internal),
-                Ok(None) => return Ok(body.freeze()),
+                Ok(Some(_)) if length.is_none() => return Err(Refusal::BodyTooLarge),
                 Ok(Some(_)) => return Err(Refusal::Internal),
-                Err(_) => return Err(Refusal::ClientStalled),
+                Ok(None) => return Ok(Bytes::from(body)),
+                Err(error) => return Err(unread(&error)),
             }
         }
     };
     timeout(limit, reading).await.unwrap_or(Err(Refusal::ClientStalled))
 }
 
-/// A body of unknown length on its way in.
+/// What is wrong with a body that cannot be read.
+fn unread(error: &Error) -> Refusal {
+    match error.etype() {
+        ErrorType::ReadTimedout | ErrorType::ConnectionClosed | ErrorType::ReadError => {
+            Refusal::ClientStalled
+        }
+        _ => Refusal::Framing("malformed request"),
+    }
+}
+
+/// Puts the request anew, whose chunks have been read to the end: the same head, with a length and a body of
+/// one byte that Pingora keeps for replay, and in whose place the whole goes. Without one Pingora would take the
+/// body for sent, and cell and client would wait for each other. What the client may have sent behind the body
+/// is lost by this, so its connection ends after the answer.
+pub(super) async fn reframe(session: &mut Session) -> Result<(), Refusal> {
+    let HttpSession::H1(h1) = session.as_downstream_mut() else { return Err(Refusal::Internal) };
+    let head = h1.req_header();
+    let mut again = BytesMut::with_capacity(1 << 10);
+    for part in [head.method.as_str().as_bytes(), b" ", head.raw_path(), b" HTTP/1.1\r\n"] {
+        again.extend_from_slice(part);
+    }
+    // The chunks are gone, and we have said "go on" ourselves.
+    for (name, value) in head.headers.iter().filter(|(name, _)| *name != TRANSFER_ENCODING && *name != EXPECT)
+    {
+        for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+            again.extend_from_slice(part);
+        }
+    }
+    again.extend_from_slice(b"content-length: 1\r\n\r\n ");
+    h1.set_pipelined_prefix(again);
+    let put = h1.read_request().await;
+    let last = h1.read_body_bytes().await;
+    let is_whole = matches!((put, last), (Ok(Some(_)), Ok(Some(_)))) && h1.is_body_done();
+    session.set_keepalive(None);
+    if is_whole { Ok(()) } else { Err(Refusal::Internal) }
+}
+
+/// A body over HTTP/2 on its way in.
 pub(super) struct Collector {
     pub subject: Subject,
     ceiling: usize,
     memory: Reservation,
     collected: BytesMut,
+    /// When it has to be there. How long each part of it may take is not ours to see to.
+    deadline: Instant,
 }
 
 impl Collector {
-    pub fn new(subject: Subject, ceiling: usize, memory: Reservation) -> Self {
-        Self { subject, ceiling, memory, collected: BytesMut::new() }
+    pub fn new(subject: Subject, ceiling: usize, limit: Duration, memory: Reservation) -> Self {
+        Self { subject, ceiling, memory, collected: BytesMut::new(), deadline: Instant::now() + limit }
     }
 
     /// Takes the next piece and leaves in its place what may go upstream now: nothing. The whole, once
     /// it is there.
     pub fn take(&mut self, piece: &mut Option<Bytes>, end: bool) -> Result<Option<Bytes>, Refusal> {
+        if Instant::now() > self.deadline {
+            return Err(Refusal::ClientStalled);
+        }
         if let Some(bytes) = piece.take() {
             if self.collected.len() + bytes.len() > self.ceiling {
                 return Err(Refusal::BodyTooLarge);
@@ -256,13 +309,13 @@ mod tests {
         },
     };
     use bytes::Bytes;
-    use std::sync::Arc;
+    use std::{sync::Arc, time::Duration};
     use uuid::Uuid;
 
     fn collector(budget: u64) -> Collector {
         let counters = Arc::new(ClusterLimits::new(ClusterId(Uuid::nil())));
         let memory = Reservation::new(&Arc::new(Budget::new(budget, 1)), &counters);
-        Collector::new(Subject::Push, 100, memory)
+        Collector::new(Subject::Push, 100, Duration::from_secs(60), memory)
     }
 
     fn run(mut collector: Collector, pieces: &[&[u8]]) -> Result<Vec<u8>, Refusal> {
@@ -288,6 +341,18 @@ mod tests {
         assert!(run(collector(1_000), &[b"[]", &fits]).is_ok());
         assert_eq!(run(collector(1_000), &[b"[]", &[b' '; 99]]), Err(Refusal::BodyTooLarge));
         assert_eq!(run(collector(50), &[&fits]), Err(Refusal::NoMemory));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_drips_has_an_end() {
+        let mut dripping = collector(1_000);
+        for _ in 0..60 {
+            assert_eq!(dripping.take(&mut Some(Bytes::from_static(b" ")), false), Ok(None));
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let late = dripping.take(&mut Some(Bytes::from_static(b" ")), false);
+        assert_eq!(late, Err(Refusal::ClientStalled));
     }
 
     const BLOCK: Option<PushBlock> = Some(PushBlock::Lifecycle);

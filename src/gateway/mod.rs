@@ -35,7 +35,7 @@ use caps::{Denied, RateHeaders};
 use forward::{ClientSide, Forward};
 use http::{
     HeaderValue, StatusCode,
-    header::{ACCEPT_ENCODING, CONTENT_ENCODING},
+    header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, TRANSFER_ENCODING},
 };
 use ipnet::IpNet;
 use pingora::{
@@ -242,9 +242,10 @@ impl ProxyHttp for Gateway {
             // Messages in a compressed answer could not be counted.
             upstream.insert_header(ACCEPT_ENCODING, "identity")?;
         }
-        if ctx.whole.is_some() {
-            // We have said "go on" ourselves.
+        if let Some((whole, _)) = &ctx.whole {
+            // We have said "go on" ourselves, and know the length of what was sent in chunks.
             upstream.remove_header("expect");
+            upstream.insert_header(CONTENT_LENGTH, whole.len())?;
         }
         rewritten.ok_or_else(|| refused(ctx, Refusal::Internal))
     }
@@ -297,6 +298,11 @@ impl ProxyHttp for Gateway {
         }
         for name in FROM_CELL_TO_NOBODY {
             head.remove_header(name);
+        }
+        if head.status == StatusCode::NO_CONTENT {
+            // Some cells announce a body, and send one: it is not for the client, nor is its length.
+            head.remove_header(&CONTENT_LENGTH);
+            head.remove_header(&TRANSFER_ENCODING);
         }
         // The poll is over: what follows is an answer like any other.
         if !head.status.is_informational() {
@@ -421,8 +427,7 @@ impl ProxyHttp for Gateway {
 }
 
 impl Gateway {
-    /// Reads the body, if it has to be, and lets the caps decide. A body of unknown length is left to
-    /// [`Collector`].
+    /// Reads the body, if it has to be, and lets the caps decide. A body over HTTP/2 is left to [`Collector`].
     async fn apply_caps(
         &self,
         session: &mut Session,
@@ -439,21 +444,24 @@ impl Gateway {
         };
         caps.peek(forward)?;
         let mut memory = caps.reservation(forward);
-        let is_h1 = matches!(session.as_downstream(), HttpSession::H1(_));
-        match length {
-            Some(length) if is_h1 => {
-                let whole = body::read(session, length, self.timeouts.body, &mut memory).await?;
-                self.judge(ctx, Some(subject), &whole)?;
-                ctx.whole = (!whole.is_empty()).then_some((whole, memory));
-                Ok(())
-            }
-            // Without a body there is nothing to collect.
-            None if session.as_downstream_mut().is_body_empty() => self.judge(ctx, Some(subject), &[]),
-            _ => {
-                ctx.collector = Some(Collector::new(subject, self.pipeline.max_body_bytes, memory));
-                Ok(())
-            }
+        // Without a body there is nothing to read.
+        if length.is_none() && session.as_downstream_mut().is_body_empty() {
+            return self.judge(ctx, Some(subject), &[]);
         }
+        let (ceiling, limit) = (self.pipeline.max_body_bytes, self.timeouts.body);
+        if !matches!(session.as_downstream(), HttpSession::H1(_)) {
+            ctx.collector = Some(Collector::new(subject, ceiling, limit, memory));
+            return Ok(());
+        }
+        let whole = body::read(session, length, ceiling, limit, &mut memory).await?;
+        self.judge(ctx, Some(subject), &whole)?;
+        if !whole.is_empty() {
+            if session.as_downstream().retry_buffer_truncated() {
+                body::reframe(session).await?;
+            }
+            ctx.whole = Some((whole, memory));
+        }
+        Ok(())
     }
 
     /// A request for the access log.

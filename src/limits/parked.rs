@@ -71,7 +71,38 @@ impl Drop for Slot {
 #[cfg(test)]
 mod tests {
     use super::{Full, Gauge, Slot};
+    use proptest::prelude::*;
     use std::sync::Arc;
+
+    proptest! {
+        /// Three clusters on a cell come and go under caps that change: the gauges are what a list of those who
+        /// wait says.
+        #[test]
+        fn it_does_what_the_model_does(
+            steps in prop::collection::vec((0_usize..3, any::<bool>(), 0_u64..5, 0_u64..9), 0..80),
+        ) {
+            let (clusters, cell) = (<[Arc<Gauge>; 3]>::default(), Arc::<Gauge>::default());
+            let mut waiting: Vec<(usize, Slot)> = Vec::new();
+            for (cluster, enters, max, cell_max) in steps {
+                let mine = |waiting: &[(usize, Slot)]| waiting.iter().filter(|(of, _)| *of == cluster).count() as u64;
+                if enters {
+                    let (before, all) = (mine(&waiting), waiting.len() as u64);
+                    match Slot::enter(&clusters[cluster], max, &cell, cell_max) {
+                        Ok(slot) => {
+                            prop_assert!(before < max && all < cell_max);
+                            waiting.push((cluster, slot));
+                        }
+                        Err(Full::Cluster(used)) => prop_assert!(used == before && before >= max),
+                        Err(Full::Cell(used)) => prop_assert!(used == all && all >= cell_max && before < max),
+                    }
+                } else if let Some(at) = waiting.iter().position(|(of, _)| *of == cluster) {
+                    waiting.swap_remove(at);
+                }
+                prop_assert_eq!(clusters[cluster].waiting(), mine(&waiting));
+                prop_assert_eq!(cell.waiting(), waiting.len() as u64);
+            }
+        }
+    }
 
     #[test]
     fn a_slot_is_in_both_gauges_or_in_none_and_given_back_once() {

@@ -174,7 +174,56 @@ mod tests {
         assert_eq!((storage.in_flight(), storage.is_blocked(CAP)), (0, false));
     }
 
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Accept(u64),
+        Publish(Option<u64>),
+        Cap(Option<u64>),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0_u64..60).prop_map(Step::Accept),
+            prop::option::weighted(0.9, 0_u64..150).prop_map(Step::Publish),
+            prop::option::weighted(0.9, 0_u64..150).prop_map(Step::Cap),
+        ]
+    }
+
     proptest! {
+        /// Against what the contract says in a few lines of plain numbers, while the plan changes.
+        #[test]
+        fn it_does_what_the_model_does(steps in prop::collection::vec(step(), 0..60)) {
+            let storage = Storage::default();
+            let (mut cap, mut measured, mut accepted, mut over) = (Some(100), None, 0, false);
+            let as_cap = |cap: Option<u64>| cap.map_or(Cap::Unlimited, |cap| Cap::At(i64::try_from(cap).unwrap()));
+            for step in steps {
+                match step {
+                    Step::Accept(bytes) => {
+                        storage.accept(bytes);
+                        accepted += bytes;
+                    }
+                    Step::Cap(new) => cap = new,
+                    Step::Publish(total) => {
+                        let was = over;
+                        if let Some(total) = total {
+                            if measured != Some(total) {
+                                accepted = 0;
+                            }
+                            measured = Some(total);
+                        }
+                        if let Some(total) = measured {
+                            over = cap.is_some_and(|cap| total > cap || (was && total * 100 > cap * 90));
+                        }
+                        let told = storage.publish(total, as_cap(cap));
+                        prop_assert_eq!(told.is_some(), was != over);
+                    }
+                }
+                let full = |cap| measured.is_some_and(|total: u64| total + accepted >= cap);
+                let blocked = cap.is_some_and(|cap| cap == 0 || over || full(cap));
+                prop_assert_eq!(storage.is_blocked(as_cap(cap)), blocked, "{:?}", step);
+            }
+        }
+
         /// However much is sent, what was let pass under a steady total exceeds the cap by less than
         /// one batch.
         #[test]

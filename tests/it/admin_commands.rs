@@ -5,6 +5,7 @@ mod cells;
 mod clusters;
 mod failures;
 mod keys;
+mod limits;
 mod outbox;
 mod people;
 mod tenants;

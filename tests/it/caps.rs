@@ -1,21 +1,99 @@
-//! The caps of a plan as a tenant meets them.
+//! The caps of a plan as a tenant meets them: through a proxy, in front of a recording cell.
 
-use crate::support::{Answer, Socket, Tenant, World, WorldBuilder};
-use serde_json::json;
+mod bodies;
+mod floods;
+mod names;
+mod odd_cells;
+mod parked;
+mod plans;
+mod rates;
+mod shadow;
+mod storage;
 
-/// A world with a recording cell, and a tenant on plan `pro` whose caps are these.
+use crate::support::{Answer, Socket, Tenant, World, WorldBuilder, eventually, free_port};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(20);
+const KIB: usize = 1 << 10;
+const PUSH: &str = "POST /api/v1/push";
+
+/// The limits of a plan.
+const NAMES: [&str; 11] = [
+    "max_req_per_sec",
+    "req_burst",
+    "max_msgs_per_sec",
+    "msgs_burst",
+    "max_queues",
+    "max_partitions_per_queue",
+    "max_parked_pops",
+    "max_payload_bytes",
+    "max_batch_items",
+    "max_retained_bytes",
+    "max_retention_seconds",
+];
+
+/// A world with a recording cell, and a tenant whose caps are these and no others.
 async fn world(builder: WorldBuilder, overrides: &str) -> (World, Tenant) {
     let world = builder.recorder().start().await;
-    let tenant = world.tenant("acme").await;
-    set(&world, &tenant, overrides).await;
+    let tenant = tenant(&world, "acme", overrides).await;
     (world, tenant)
 }
 
-/// Sets all overrides of a tenant's cluster.
-async fn set(world: &World, tenant: &Tenant, overrides: &str) {
+/// A tenant whose caps are these and no others.
+async fn tenant(world: &World, name: &str, overrides: &str) -> Tenant {
+    let tenant = world.tenant(name).await;
+    set(world, &tenant, overrides).await;
+    tenant
+}
+
+/// Sets the caps of a tenant's cluster; those that are not named are lifted.
+async fn set(world: &World, tenant: &Tenant, caps: &str) {
+    let mut overrides: Value = serde_json::from_str(caps).unwrap();
+    for name in NAMES {
+        overrides.as_object_mut().unwrap().entry(name).or_insert(Value::Null);
+    }
     world.sql(&format!("SELECT queen_proxy.set_limit_override('{}', '{overrides}')", tenant.cluster)).await;
 }
 
+/// Lifts the rates of a tenant on a plan as it stands.
+async fn lift_rates(world: &World, tenant: &Tenant) {
+    let lifted = r#"{"max_req_per_sec": null, "max_msgs_per_sec": null}"#;
+    world.sql(&format!("SELECT queen_proxy.set_limit_override('{}', '{lifted}')", tenant.cluster)).await;
+}
+
+/// A world whose proxy has an admin listener, which is returned.
+fn with_admin(builder: WorldBuilder) -> (WorldBuilder, u16) {
+    let admin = free_port();
+    (builder.env("QUEEN_PROXY_ADMIN_ADDR", format!("127.0.0.1:{admin}")), admin)
+}
+
+/// What the admin listener tells of a path.
+async fn admin(port: u16, path: &str) -> Answer {
+    Socket::open(port).await.ask(format!("GET {path} HTTP/1.1\r\nHost: admin\r\n\r\n")).await
+}
+
+/// What stands against the caps of a tenant's cluster.
+async fn live(port: u16, tenant: &Tenant) -> Value {
+    admin(port, &format!("/limits/{}", tenant.slug)).await.json()["live"].clone()
+}
+
+/// One number of `/metrics`; none when there is no such series.
+async fn metric(port: u16, series: &str) -> Option<f64> {
+    let text = String::from_utf8(admin(port, "/metrics").await.body).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
+    Some(line.parse().unwrap())
+}
+
+/// Waits until a series has this value.
+async fn metric_becomes(port: u16, series: &str, want: f64) {
+    eventually(&format!("{series} {want}"), LIMIT, async || {
+        (metric(port, series).await == Some(want)).then_some(())
+    })
+    .await;
+}
+
+/// Status and code; no code when nothing is wrong.
 fn outcome(answer: &Answer) -> (u16, String) {
     (answer.status, if answer.status < 300 { String::new() } else { answer.code() })
 }
@@ -24,28 +102,51 @@ fn refused(status: u16, code: &str) -> (u16, String) {
     (status, code.to_owned())
 }
 
-const KIB: usize = 1 << 10;
+/// The text of a refusal.
+fn error(answer: &Answer) -> String {
+    answer.json()["error"].as_str().unwrap().to_owned()
+}
 
+fn retry_after(answer: &Answer) -> u64 {
+    answer.header("retry-after").expect("Retry-After").parse().unwrap()
+}
+
+/// A push of that many messages to one lane.
 fn push(items: usize, payload: &str) -> String {
-    let items: Vec<_> = (0..items).map(|_| json!({"queue": "q", "payload": payload})).collect();
+    push_to((0..items).map(|_| ("q", "p")), payload)
+}
+
+/// A push of one message to each of these queues and partitions.
+fn push_to<'n>(lanes: impl IntoIterator<Item = (&'n str, &'n str)>, payload: &str) -> String {
+    let items: Vec<_> = lanes
+        .into_iter()
+        .map(|(queue, partition)| json!({"queue": queue, "partition": partition, "payload": payload}))
+        .collect();
     json!({ "items": items }).to_string()
 }
 
-/// A body in one of the three framings.
-fn framed(line: &str, headers: &str, body: &[u8], framing: &str) -> Vec<u8> {
+/// A push through the first proxy on a connection of its own.
+async fn pushes(world: &World, tenant: &Tenant, body: &str) -> Answer {
+    world.ask(PUSH, &tenant.headers(), body).await
+}
+
+/// A body in one of the framings of HTTP/1.1; chunks of `chunk` bytes.
+fn framed(line: &str, headers: &str, body: &[u8], framing: Framing) -> Vec<u8> {
     let mut request = format!("{line} HTTP/1.1\r\n{headers}").into_bytes();
     match framing {
-        "length" => {
-            request.extend(format!("Content-Length: {}\r\n\r\n", body.len()).bytes());
-            request.extend(body);
-        }
-        "expect" => {
+        Framing::Length => request.extend(format!("Content-Length: {}\r\n\r\n", body.len()).bytes()),
+        Framing::Expect => {
             request.extend(format!("Expect: 100-continue\r\nContent-Length: {}\r\n\r\n", body.len()).bytes());
-            request.extend(body);
         }
-        _ => {
-            request.extend(b"Transfer-Encoding: chunked\r\n\r\n");
-            for piece in body.chunks(7_001) {
+        Framing::Chunks(_) => request.extend(b"Transfer-Encoding: chunked\r\n\r\n"),
+        Framing::ExpectChunks(_) => {
+            request.extend(b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n");
+        }
+    }
+    match framing {
+        Framing::Length | Framing::Expect => request.extend(body),
+        Framing::Chunks(chunk) | Framing::ExpectChunks(chunk) => {
+            for piece in body.chunks(chunk) {
                 request.extend(format!("{:x}\r\n", piece.len()).bytes());
                 request.extend(piece);
                 request.extend(b"\r\n");
@@ -56,55 +157,13 @@ fn framed(line: &str, headers: &str, body: &[u8], framing: &str) -> Vec<u8> {
     request
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_inspected_body_arrives_as_it_was_sent_in_every_framing_and_size() {
-    let (world, tenant) = world(World::builder(), "{}").await;
-    for size in [1, 2, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, 128 * KIB, 1 << 20, 16 << 20] {
-        // No JSON at the smallest sizes: those go on as well.
-        let mut body = br#"{"items":[]"#.to_vec();
-        body.resize(size.max(1) - 1, b' ');
-        body.push(b'}');
-        body.truncate(size);
-        for framing in ["length", "expect", "chunked"] {
-            let mut socket = Socket::open(world.port()).await;
-            let answer = socket.ask(framed("POST /api/v1/push", &tenant.headers(), &body, framing)).await;
-            assert_eq!(answer.status, 200, "{size} {framing}");
-            let seen = world.recorder().take();
-            assert_eq!(seen.len(), 1, "{size} {framing}");
-            assert!(seen[0].body == body, "{size} {framing}: {} bytes", seen[0].body.len());
-            assert!(seen[0].all("expect").is_empty() || framing != "expect", "we have said 100 ourselves");
-        }
-    }
-    // One more is too much, whether or not it is announced, and the cell hears nothing of it.
-    let body = vec![b' '; (16 << 20) + 1];
-    for framing in ["length", "chunked"] {
-        let mut socket = Socket::open(world.port()).await;
-        socket.send(framed("POST /api/v1/push", &tenant.headers(), &body, framing)).await;
-        if let Some(answer) = socket.answer().await {
-            assert_eq!(outcome(&answer), refused(413, "payload_too_large"), "{framing}");
-        }
-    }
-    assert!(world.recorder().take().iter().all(|request| request.body.is_empty()));
+#[derive(Clone, Copy, Debug)]
+enum Framing {
+    Length,
+    Expect,
+    Chunks(usize),
+    ExpectChunks(usize),
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_refused_push_keeps_the_connection_and_never_reaches_the_cell() {
-    let caps = r#"{"max_payload_bytes": 20, "max_batch_items": 3}"#;
-    let (world, tenant) = world(World::builder(), caps).await;
-    let mut socket = Socket::open(world.port()).await;
-    let mut ask = async |body: &str| {
-        socket.ask(framed("POST /api/v1/push", &tenant.headers(), body.as_bytes(), "length")).await
-    };
-    assert_eq!(ask(&push(3, "0123456789")).await.status, 200);
-    let heavy =
-        ask(r#"{"items":[{"queue":"q","payload":1},{"queue":"q","payload":"01234567890123456789"}]}"#).await;
-    assert_eq!(outcome(&heavy), refused(413, "payload_too_large"));
-    let text = heavy.json()["error"].as_str().unwrap().to_owned();
-    assert!(text.contains("items[1]") && text.contains("22 bytes") && text.contains("(20)"), "{text}");
-    let long = ask(&push(4, "x")).await;
-    assert_eq!(outcome(&long), refused(413, "payload_too_large"));
-    assert!(long.json()["error"].as_str().unwrap().contains("max_batch_items (3)"));
-    assert_eq!(ask(&push(1, "x")).await.status, 200);
-    assert_eq!(world.recorder().take().len(), 2);
-    assert_eq!(world.recorder().connections(), 1);
-}
+const FRAMINGS: [Framing; 4] =
+    [Framing::Length, Framing::Expect, Framing::Chunks(7_001), Framing::ExpectChunks(1 << 20)];

@@ -96,7 +96,7 @@ impl Drop for Books {
 async fn serve(mut stream: TcpStream, tell: Arc<impl Fn(&Recorded) -> Told>) {
     let _ = stream.set_nodelay(true);
     let mut unread = Vec::new();
-    while let Some(request) = read_request(&mut stream, &mut unread).await {
+    while let Some(request) = read_request(&mut stream, &mut unread, &AtomicUsize::new(0)).await {
         let mut told = tell(&request);
         let mut answered = None;
         if let Told::After(gate, then, later) = told {

@@ -77,6 +77,32 @@ impl Socket {
         self.answer().await.expect("an answer")
     }
 
+    /// One request in pieces, each in a packet of its own, and its answer.
+    pub async fn ask_in_pieces(&mut self, pieces: &[&[u8]]) -> Answer {
+        self.stream.set_nodelay(true).unwrap();
+        for piece in pieces {
+            self.send(piece).await;
+            // Nothing tells when the other side has read: this long is usually enough.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        self.answer().await.expect("an answer")
+    }
+
+    /// Sends the same again and again until an answer comes, and that.
+    pub async fn drip(&mut self, drop: &str, pause: Duration) -> Option<Answer> {
+        const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+        loop {
+            self.send(drop).await;
+            let ended = matches!(timeout(pause, self.fill()).await, Ok(false));
+            if self.unread.starts_with(CONTINUE) {
+                self.unread.drain(..CONTINUE.len());
+            }
+            if ended || !self.unread.is_empty() {
+                return self.answer().await;
+            }
+        }
+    }
+
     /// Whether the other side ends the connection within the limit without sending anything more.
     pub async fn ends_within(&mut self, limit: Duration) -> bool {
         let mut byte = [0; 1];

@@ -12,6 +12,7 @@ use std::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
+    sync::watch,
 };
 
 /// A request as the cell got it.
@@ -51,6 +52,10 @@ pub enum Reply {
     Unauthorized,
     /// This status and this body.
     Text(u16, String),
+    /// This, byte for byte.
+    Raw(&'static [u8]),
+    /// To a pop that waits, nothing until [`Recorder::release`]; to everything else `{}` at once.
+    Held,
 }
 
 /// See the module.
@@ -66,7 +71,10 @@ struct State {
     reply: Mutex<Reply>,
     listings: Mutex<HashMap<String, Reply>>,
     connections: AtomicUsize,
+    heads: AtomicUsize,
     abandoned: AtomicUsize,
+    /// What held pops are answered with.
+    released: watch::Sender<Reply>,
 }
 
 impl State {
@@ -90,7 +98,9 @@ impl Recorder {
             reply: Mutex::new(Reply::Json("{}")),
             listings: Mutex::default(),
             connections: AtomicUsize::new(0),
+            heads: AtomicUsize::new(0),
             abandoned: AtomicUsize::new(0),
+            released: watch::Sender::new(Reply::Held),
         });
         let shared = Arc::clone(&state);
         let task = tokio::spawn(async move {
@@ -122,6 +132,16 @@ impl Recorder {
         self.state.requests.lock().unwrap().len()
     }
 
+    /// Requests whose head has come, with or without their body.
+    pub fn heads(&self) -> usize {
+        self.state.heads.load(Ordering::SeqCst)
+    }
+
+    /// Answers all pops that are held now.
+    pub fn release(&self, reply: Reply) {
+        self.state.released.send_replace(reply);
+    }
+
     /// Connections so far.
     pub fn connections(&self) -> usize {
         self.state.connections.load(Ordering::SeqCst)
@@ -141,13 +161,34 @@ impl Drop for Recorder {
 
 async fn serve(mut stream: TcpStream, state: Arc<State>) {
     let mut unread = Vec::new();
-    while let Some(request) = read_request(&mut stream, &mut unread).await {
-        let reply = state.reply_to(&request);
+    while let Some(request) = read_request(&mut stream, &mut unread, &state.heads).await {
+        let mut reply = state.reply_to(&request);
+        let waits = request.line.contains("wait=true");
+        let mut released = state.released.subscribe();
         state.requests.lock().unwrap().push(request);
+        if matches!(reply, Reply::Held) {
+            reply = Reply::Json("{}");
+            if waits {
+                tokio::select! {
+                    _ = gone(&mut stream, None) => {
+                        state.abandoned.fetch_add(1, Ordering::SeqCst);
+                        return;
+                    }
+                    _ = released.changed() => reply = released.borrow().clone(),
+                }
+            }
+        }
         let mut status = 200;
         let text;
         let body = match reply {
             Reply::Json(body) => body,
+            Reply::Raw(bytes) => {
+                if stream.write_all(bytes).await.is_err() {
+                    return;
+                }
+                continue;
+            }
+            Reply::Held => unreachable!("released with an answer"),
             Reply::Text(other, body) => {
                 (status, text) = (other, body);
                 &text
@@ -201,14 +242,19 @@ async fn gone(stream: &mut TcpStream, delay: Option<Duration>) -> bool {
     }
 }
 
-/// The next request on a connection; `None` when it ends.
-pub async fn read_request(stream: &mut TcpStream, unread: &mut Vec<u8>) -> Option<Recorded> {
+/// The next request on a connection; `None` when it ends. Its head counts in `heads` as soon as it is there.
+pub async fn read_request(
+    stream: &mut TcpStream,
+    unread: &mut Vec<u8>,
+    heads: &AtomicUsize,
+) -> Option<Recorded> {
     let end = loop {
         if let Some(end) = unread.windows(4).position(|four| four == b"\r\n\r\n") {
             break end;
         }
         fill(stream, unread).await?;
     };
+    heads.fetch_add(1, Ordering::SeqCst);
     let head = String::from_utf8_lossy(&unread.drain(..end + 4).collect::<Vec<_>>()[..end]).into_owned();
     let mut lines = head.split("\r\n");
     let line = lines.next()?.trim_end_matches(" HTTP/1.1").to_owned();
