@@ -1,7 +1,8 @@
 -- Key/value store: the one path that reads and writes rows. plpgsql throughout, because it resolves names at
 -- run time: the transaction wire sits in an earlier file and calls kv_apply_v1.
 
--- Applies one validated put, putIfAbsent, delete or incr and returns its result element.
+-- Applies one validated put, putIfAbsent, delete or incr and returns its result element, also of a `required`
+-- one that lost: that has changed nothing, and what follows from it is the caller's business.
 --
 -- The row is locked first, then judged, then written: what a loser reports is therefore current, also
 -- against a transaction that committed while this one waited.
@@ -9,7 +10,7 @@ CREATE OR REPLACE FUNCTION queen.kv_write_op_v1(p_op jsonb, p_pos integer, p_ten
 RETURNS jsonb LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_name    text := p_op ->> 'op';
-    v_kind    text := CASE v_name WHEN 'putIfAbsent' THEN 'put' ELSE v_name END;
+    v_kind    text;
     v_ns      text := p_op ->> 'ns';
     v_key     text := p_op ->> 'key';
     v_expect  bigint;
@@ -22,24 +23,14 @@ DECLARE
     v_version bigint;
     v_number  numeric;
     v_delta   numeric;
-    v_detail  jsonb;
 BEGIN
-    v_expect := CASE v_name
-        WHEN 'putIfAbsent' THEN 0
-        WHEN 'incr' THEN NULL
-        ELSE (p_op -> 'expect')::numeric
-    END;
-    IF v_kind <> 'delete' THEN
-        v_expires := p_now + interval '1 second' * (p_op -> 'ttlSeconds')::double precision;
-    END IF;
-
     -- A plain put cannot lose, so one statement does.
-    IF v_kind = 'put' AND v_expect IS NULL THEN
-        v_value := p_op -> 'value';
+    IF v_name = 'put' AND NOT p_op ? 'expect' THEN
         INSERT INTO queen.kv AS t
             (tenant_id, namespace, key, value, version, expires_at, created_at, updated_at)
         VALUES
-            (p_tenant, v_ns, v_key, v_value, nextval('queen.kv_version_seq'), v_expires, p_now, p_now)
+            (p_tenant, v_ns, v_key, p_op -> 'value', nextval('queen.kv_version_seq'),
+             p_now + interval '1 second' * (p_op -> 'ttlSeconds')::double precision, p_now, p_now)
         ON CONFLICT (tenant_id, namespace, key) DO UPDATE SET
             value      = excluded.value,
             version    = excluded.version,
@@ -48,7 +39,17 @@ BEGIN
             updated_at = p_now
         RETURNING t.version INTO v_version;
         RETURN jsonb_build_object('index', p_pos, 'op', v_name, 'applied', true,
-                                  'key', v_key, 'value', v_value, 'version', v_version);
+                                  'key', v_key, 'value', p_op -> 'value', 'version', v_version);
+    END IF;
+
+    v_kind := CASE v_name WHEN 'putIfAbsent' THEN 'put' ELSE v_name END;
+    v_expect := CASE v_name
+        WHEN 'putIfAbsent' THEN 0
+        WHEN 'incr' THEN NULL
+        ELSE (p_op -> 'expect')::numeric
+    END;
+    IF v_kind <> 'delete' THEN
+        v_expires := p_now + interval '1 second' * (p_op -> 'ttlSeconds')::double precision;
     END IF;
 
     LOOP
@@ -86,8 +87,10 @@ BEGIN
         END IF;
 
         IF v_kind = 'delete' THEN
-            -- Without a precondition an expired row goes as well, although the caller hears `absent`.
-            IF v_found AND (v_expect IS NULL OR (v_live AND v_reason IS NULL)) THEN
+            -- Without a precondition an expired row goes as well, although the caller hears `absent`; not for
+            -- one that loses by it.
+            IF v_found AND (v_live OR NOT p_op @> '{"required": true}')
+               AND (v_expect IS NULL OR (v_live AND v_reason IS NULL)) THEN
                 DELETE FROM queen.kv WHERE tenant_id = p_tenant AND namespace = v_ns AND key = v_key;
             END IF;
         ELSIF v_reason IS NULL THEN
@@ -125,16 +128,42 @@ BEGIN
     IF v_reason IS NULL THEN
         RETURN jsonb_build_object('index', p_pos, 'op', v_name, 'applied', true,
                                   'key', v_key, 'value', v_value, 'version', v_version);
-    ELSIF p_op @> '{"required": true}' THEN
-        v_detail := jsonb_build_object('index', p_pos, 'op', v_name, 'ns', v_ns, 'key', v_key,
-                                       'reason', v_reason, 'version', v_version, 'value', v_value);
-        -- Cut JSON is no JSON: a value that does not fit is left out, the verdict stays readable.
-        RAISE check_violation USING
-            MESSAGE = 'kv_precondition_failed',
-            DETAIL = CASE WHEN length(v_detail::text) <= 4096 THEN v_detail ELSE v_detail - 'value' END::text;
     END IF;
     RETURN jsonb_build_object('index', p_pos, 'op', v_name, 'applied', false, 'reason', v_reason,
                               'key', v_key, 'value', v_value, 'version', v_version);
+END
+$$;
+
+-- (operation, its result element): what the error of a lost `required` tells (section 3.8); NULL when it is none.
+CREATE OR REPLACE FUNCTION queen.kv_lost_v1(jsonb, jsonb)
+RETURNS text LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+DECLARE
+    v_detail jsonb;
+BEGIN
+    IF $2 @> '{"applied": true}' OR NOT $1 @> '{"required": true}' THEN
+        RETURN NULL;
+    END IF;
+    v_detail := $2 - 'applied' || jsonb_build_object('ns', $1 -> 'ns');
+    -- Cut JSON is no JSON: a value that does not fit is left out, the verdict stays readable.
+    RETURN CASE WHEN length(v_detail::text) <= 4096 THEN v_detail ELSE v_detail - 'value' END::text;
+END
+$$;
+
+-- Answers one validated get.
+CREATE OR REPLACE FUNCTION queen.kv_get_op_v1(p_op jsonb, p_pos integer, p_tenant uuid, p_now timestamptz)
+RETURNS jsonb LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_element jsonb;
+BEGIN
+    SELECT jsonb_build_object(
+               'index', p_pos, 'op', 'get', 'found', true, 'key', key, 'value', value,
+               'version', version, 'expiresAt', expires_at, 'updatedAt', updated_at)
+    INTO v_element
+    FROM queen.kv
+    WHERE tenant_id = p_tenant AND namespace = p_op ->> 'ns' AND key = p_op ->> 'key'
+      AND queen.kv_live_v1(expires_at, p_now);
+    RETURN coalesce(v_element,
+                    jsonb_build_object('index', p_pos, 'op', 'get', 'found', false, 'key', p_op -> 'key'));
 END
 $$;
 
@@ -161,8 +190,10 @@ DECLARE
     v_ns       text;
     v_row      record;
     v_rows     jsonb[];
-    v_lost     text[];                       -- getMany: keys without a live row, and where they were asked
-    v_lost_at  integer[];
+    v_result   jsonb;
+    v_lost     text;                         -- what the error of a lost `required` tells
+    v_gaps     text[];                       -- getMany: keys without a live row, and where they were asked
+    v_gaps_at  integer[];
     v_limit    integer;
     v_kept     integer;
     v_bare     boolean;
@@ -183,6 +214,24 @@ BEGIN
     ELSIF v_count > v_max_ops THEN
         RAISE invalid_parameter_value USING
             MESSAGE = 'kv_too_many_ops', DETAIL = format('%s operations, at most %s', v_count, v_max_ops);
+    END IF;
+
+    -- One operation of one key, the usual call, needs nothing of what orders many.
+    IF v_count = 1 THEN
+        v_op   := p_ops -> 0;
+        v_keys := queen.kv_check_op_v1(v_op, 0, v_now, v_in_wire);
+        v_name := v_op ->> 'op';
+        IF v_name = 'get' THEN
+            RETURN jsonb_build_array(queen.kv_get_op_v1(v_op, 0, p_tenant, v_now));
+        ELSIF v_name NOT IN ('getMany', 'getPrefix') THEN
+            v_result := queen.kv_write_op_v1(v_op, 0, p_tenant, v_now);
+            v_lost   := queen.kv_lost_v1(v_op, v_result);
+            IF v_lost IS NOT NULL THEN
+                RAISE check_violation USING MESSAGE = 'kv_precondition_failed', DETAIL = v_lost;
+            END IF;
+            RETURN jsonb_build_array(v_result);
+        END IF;
+        v_keys := 0;
     END IF;
 
     -- Everything is validated before anything is applied.
@@ -223,22 +272,12 @@ BEGIN
         v_ns := v_op ->> 'ns';
 
         IF v_name = 'get' THEN
-            SELECT value, version, expires_at, updated_at INTO v_row
-            FROM queen.kv
-            WHERE tenant_id = p_tenant AND namespace = v_ns AND key = v_op ->> 'key'
-              AND queen.kv_live_v1(expires_at, v_now);
-            IF FOUND THEN
-                v_budget := v_budget - octet_length(v_row.value::text);
-                v_results[v_pos] := jsonb_build_object(
-                    'index', v_pos, 'op', v_name, 'found', true, 'key', v_op ->> 'key', 'value', v_row.value,
-                    'version', v_row.version, 'expiresAt', v_row.expires_at, 'updatedAt', v_row.updated_at);
-            ELSE
-                v_results[v_pos] := jsonb_build_object(
-                    'index', v_pos, 'op', v_name, 'found', false, 'key', v_op ->> 'key');
-            END IF;
+            v_result := queen.kv_get_op_v1(v_op, v_pos, p_tenant, v_now);
+            v_budget := v_budget - coalesce(octet_length((v_result -> 'value')::text), 0);
+            v_results[v_pos] := v_result;
 
         ELSIF v_name = 'getMany' THEN
-            v_rows := '{}'; v_lost := '{}'; v_lost_at := '{}'; v_cut := false;
+            v_rows := '{}'; v_gaps := '{}'; v_gaps_at := '{}'; v_cut := false;
             -- Rows and gaps come from one statement: with two, a key could end up in both lists or in none.
             FOR v_row IN
                 SELECT w.name, w.ordinality::integer AS at, kv.key IS NOT NULL AS hit,
@@ -250,8 +289,8 @@ BEGIN
                 ORDER BY w.name COLLATE "C", w.ordinality
             LOOP
                 IF NOT v_row.hit THEN
-                    v_lost    := v_lost || v_row.name;
-                    v_lost_at := v_lost_at || v_row.at;
+                    v_gaps    := v_gaps || v_row.name;
+                    v_gaps_at := v_gaps_at || v_row.at;
                 ELSIF v_budget <= 0 THEN
                     v_cut := true;
                 ELSE
@@ -263,7 +302,7 @@ BEGIN
             END LOOP;
             v_results[v_pos] := jsonb_build_object(
                 'index', v_pos, 'op', v_name, 'rows', to_jsonb(v_rows), 'truncated', v_cut,
-                'missing', to_jsonb(ARRAY(SELECT m.name FROM unnest(v_lost, v_lost_at) AS m (name, at) ORDER BY m.at)));
+                'missing', to_jsonb(ARRAY(SELECT m.name FROM unnest(v_gaps, v_gaps_at) AS m (name, at) ORDER BY m.at)));
 
         ELSIF v_name = 'getPrefix' THEN
             v_prefix := v_op ->> 'prefix';
@@ -303,7 +342,12 @@ BEGIN
                 'nextAfter', CASE WHEN v_cut THEN v_next END);
 
         ELSE
-            v_results[v_pos] := queen.kv_write_op_v1(v_op, v_pos, p_tenant, v_now);
+            v_result := queen.kv_write_op_v1(v_op, v_pos, p_tenant, v_now);
+            v_lost   := queen.kv_lost_v1(v_op, v_result);
+            IF v_lost IS NOT NULL THEN
+                RAISE check_violation USING MESSAGE = 'kv_precondition_failed', DETAIL = v_lost;
+            END IF;
+            v_results[v_pos] := v_result;
         END IF;
     END LOOP;
 
@@ -318,5 +362,7 @@ $$;
 
 GRANT EXECUTE ON FUNCTION
     queen.kv_write_op_v1(jsonb, integer, uuid, timestamptz),
+    queen.kv_lost_v1(jsonb, jsonb),
+    queen.kv_get_op_v1(jsonb, integer, uuid, timestamptz),
     queen.kv_apply_v1(jsonb, uuid, timestamptz, boolean)
 TO PUBLIC;

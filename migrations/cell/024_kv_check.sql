@@ -7,12 +7,44 @@ CREATE OR REPLACE FUNCTION queen.kv_check_op_v1(
 )
 RETURNS integer LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 DECLARE
-    v_at    text := format('operation %s: ', p_pos);
+    v_at    text;
     v_name  text;
     v_ns    text;
     v_text  text;
     v_count integer;
 BEGIN
+    -- Vouches for ordinary operations of one key in few expressions, each of which costs most when it is
+    -- evaluated for the first time in a transaction. Whatever this does not vouch for is judged below.
+    v_name := p_op ->> 'op';
+    IF jsonb_typeof(p_op -> 'ns') = 'string' AND (p_op ->> 'ns') COLLATE "C" ~ '^[a-z0-9][a-z0-9._-]{0,63}$'
+       AND jsonb_typeof(p_op -> 'key') = 'string' AND octet_length(p_op ->> 'key') BETWEEN 1 AND 512
+       AND NOT p_op ?| ARRAY['tenant', 'tenantId', '_tenant'] THEN
+        IF v_name = 'get' THEN
+            RETURN 1;
+        ELSIF coalesce(jsonb_typeof(p_op -> 'required') <> 'boolean', false) THEN
+            NULL;
+        ELSIF v_name = 'delete' THEN
+            IF NOT p_op ? 'expect' THEN
+                RETURN 1;
+            END IF;
+        ELSIF p_op @> '{"forever": true}' = p_op ? 'ttlSeconds' THEN
+            NULL;
+        ELSIF p_op ? 'ttlSeconds'
+              AND (p_now >= timestamptz '9999-01-01 00:00+00'
+                   OR queen.kv_int_v1(p_op -> 'ttlSeconds', 1, 4294967296) IS NULL) THEN
+            NULL;
+        ELSIF v_name IN ('put', 'putIfAbsent') THEN
+            IF octet_length((p_op -> 'value')::text) <= 65536 AND NOT p_op ? 'expect' THEN
+                RETURN 1;
+            END IF;
+        ELSIF v_name = 'incr' THEN
+            IF jsonb_typeof(p_op -> 'delta') = 'number' AND NOT p_op ?| ARRAY['expect', 'min', 'max'] THEN
+                RETURN 1;
+            END IF;
+        END IF;
+    END IF;
+
+    v_at := format('operation %s: ', p_pos);
     IF jsonb_typeof(p_op) IS DISTINCT FROM 'object' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'kv_bad_request', DETAIL = v_at || 'not an object';
     END IF;

@@ -1,7 +1,10 @@
 //! A cell that answers as a test tells it, in the pieces that it tells.
 
 use crate::support::{Recorded, read_request};
-use std::{fmt::Write, sync::Arc};
+use std::{
+    fmt::Write,
+    sync::{Arc, atomic::AtomicUsize},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
