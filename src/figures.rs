@@ -27,6 +27,7 @@ pub fn export(
     metrics.gauge("queen_proxy_requests_in_flight", "Requests whose answer has not ended", move || {
         number(in_flight.in_flight() as u64)
     })?;
+    clients(metrics, load)?;
     let limiter = Arc::clone(&caps.limiter);
     metrics.gauge("queen_proxy_parked_pops", "Pops that wait at a cell", move || number(limiter.parked()))?;
     let limiter = Arc::clone(&caps.limiter);
@@ -48,6 +49,30 @@ pub fn export(
         })?;
     }
     Ok(())
+}
+
+/// Exports how it stands with clients' connections.
+fn clients(metrics: &Metrics, load: &Arc<Load>) -> Result<(), prometheus::Error> {
+    let of = Arc::clone(load);
+    metrics.gauge("queen_proxy_client_connections", "Connections of clients", move || {
+        number(of.connections() as u64)
+    })?;
+    let of = Arc::clone(load);
+    metrics.counters(
+        "queen_proxy_client_connections_refused_total",
+        "Connections beyond a cap: on all of them, or on those of one address",
+        "cap",
+        move || {
+            let caps = ["total", "address"].map(str::to_owned);
+            caps.into_iter().zip(of.refused_connections()).collect()
+        },
+    )?;
+    let of = Arc::clone(load);
+    metrics.counter(
+        "queen_proxy_requests_finished_without_client_total",
+        "Requests that store something and went to their end although nobody took the answer",
+        move || of.finished_without_client(),
+    )
 }
 
 /// Exports how it stands with usage.

@@ -3,6 +3,7 @@
 use super::source::{ConfigError, Shown, Source};
 use crate::{
     domain::{secret::Secret, session::LONGEST_SESSION_S, slug::Slug},
+    gateway::client::ConnectionCaps,
     identity::session::{KeyMaterial, SessionKeys},
     limits,
     policy::host::canonical_host,
@@ -46,6 +47,8 @@ pub struct ProxyConfig {
     pub buffer_bytes: u64,
     /// Peers whose `X-Forwarded-*` count.
     pub trusted_proxies: Vec<IpNet>,
+    /// Connections that clients may have.
+    pub connections: ConnectionCaps,
     /// Timeouts towards clients and cells.
     pub timeouts: Timeouts,
     /// The caches in front of the control plane.
@@ -156,6 +159,8 @@ pub struct Timeouts {
     pub upstream_idle: Duration,
     /// Idle client connections are closed after this.
     pub keepalive: Duration,
+    /// For a whole request head, from its first byte.
+    pub head: Duration,
     /// Longest silence while a client sends its body.
     pub client_read: Duration,
     /// Longest time for a whole body that is read before it is forwarded.
@@ -263,6 +268,10 @@ impl ProxyConfig {
                     networks,
                 )
                 .unwrap_or_default(),
+            connections: ConnectionCaps {
+                total: s.number("QUEEN_PROXY_MAX_CONNECTIONS", 20_000, 1..=10_000_000),
+                per_address: s.number("QUEEN_PROXY_MAX_CONNECTIONS_PER_ADDRESS", 5_000, 1..=10_000_000),
+            },
             timeouts: Timeouts {
                 upstream: millis(&mut s, "QUEEN_PROXY_UPSTREAM_TIMEOUT_MS", 35_000, 1),
                 connect: millis(&mut s, "QUEEN_PROXY_UPSTREAM_CONNECT_TIMEOUT_MS", 5_000, 1),
@@ -270,6 +279,7 @@ impl ProxyConfig {
                 longpoll_margin: millis(&mut s, "QUEEN_PROXY_LONGPOLL_MARGIN_MS", 10_000, 0),
                 upstream_idle: millis(&mut s, "QUEEN_PROXY_UPSTREAM_IDLE_MS", 4_000, 1),
                 keepalive: millis(&mut s, "QUEEN_PROXY_KEEPALIVE_MS", 75_000, 1_000),
+                head: millis(&mut s, "QUEEN_PROXY_HEAD_TIMEOUT_MS", 10_000, 100),
                 client_read: millis(&mut s, "QUEEN_PROXY_CLIENT_READ_TIMEOUT_MS", 30_000, 1),
                 body: millis(&mut s, "QUEEN_PROXY_BODY_TIMEOUT_MS", 120_000, 1),
                 drain: millis(&mut s, "QUEEN_PROXY_SHUTDOWN_DRAIN_MS", 5_000, 0),

@@ -7,6 +7,7 @@
 mod answer;
 mod body;
 pub mod caps;
+pub mod client;
 mod forward;
 mod head;
 mod own;
@@ -29,9 +30,10 @@ use async_trait::async_trait;
 use body::{Collector, Inspection, Subject};
 use bytes::Bytes;
 use caps::{Denied, RateHeaders};
+use client::Complete;
 use forward::{ClientSide, Forward};
 use http::{
-    HeaderValue, StatusCode,
+    HeaderValue, StatusCode, Version,
     header::{ACCEPT_ENCODING, CONTENT_ENCODING},
 };
 use ipnet::IpNet;
@@ -47,7 +49,7 @@ use refusal::Refusal;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -83,6 +85,10 @@ pub struct Gateway {
 pub struct Load {
     in_flight: AtomicUsize,
     draining: AtomicBool,
+    connections: AtomicUsize,
+    refused_in_all: AtomicU64,
+    refused_by_address: AtomicU64,
+    left: AtomicU64,
 }
 
 impl Load {
@@ -94,6 +100,21 @@ impl Load {
     /// Whether the proxy is on its way out.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+
+    /// Connections of clients.
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// Connections that were refused since the start: for all there are, and for those of their address.
+    pub fn refused_connections(&self) -> [u64; 2] {
+        [&self.refused_in_all, &self.refused_by_address].map(|count| count.load(Ordering::Relaxed))
+    }
+
+    /// Requests since the start that were finished although nobody took their answer.
+    pub fn finished_without_client(&self) -> u64 {
+        self.left.load(Ordering::Relaxed)
     }
 }
 
@@ -169,6 +190,11 @@ impl ProxyHttp for Gateway {
         session.set_keepalive(keep.then(|| self.timeouts.keepalive.as_secs().max(1)));
         session.as_downstream_mut().set_read_timeout(Some(self.timeouts.client_read));
         session.as_downstream_mut().set_write_timeout(Some(self.timeouts.upstream));
+        // What is sent behind a request that waits is the next one.
+        session.as_downstream_mut().set_pipelining_enabled(true);
+        if let Some(connection) = client::connection(session) {
+            connection.head_is_complete();
+        }
         Ok(())
     }
 
@@ -243,11 +269,18 @@ impl ProxyHttp for Gateway {
 
     async fn request_body_filter(
         &self,
-        _: &mut Session,
+        session: &mut Session,
         body: &mut Option<Bytes>,
         end_of_stream: bool,
         ctx: &mut Context,
     ) -> Result<()> {
+        if let (true, Some(forward), Some(connection)) =
+            (end_of_stream, &ctx.forward, client::connection(session))
+        {
+            let interim = session.req_header().version == Version::HTTP_11;
+            let (stores, parks) = (forward.metered.stores(), forward.parks);
+            connection.request_is_complete(Complete { stores, parks, interim });
+        }
         if let Some((whole, _)) = &mut ctx.whole {
             // Pingora replays the last part, once, as the end of the body.
             *body = Some(std::mem::take(whole));
@@ -403,9 +436,6 @@ impl Gateway {
     ) -> Result<(), Denied> {
         let caps = &self.pipeline.caps;
         let forward = ctx.forward.insert(admitted.forward);
-        // What a cell stores is counted even when nobody waits for its answer any more.
-        let stores = forward.metered.is_read() && forward.metered != MeteredRoute::Pop;
-        session.as_downstream_mut().set_abort_on_close(!stores);
         let Some(Inspection { subject, length }) = admitted.inspection else {
             return self.judge(ctx, None, &[]);
         };

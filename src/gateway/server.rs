@@ -3,6 +3,7 @@
 use super::{
     Gateway, Load,
     caps::Caps,
+    client::{Edge, Rules},
     pipeline::{Directory, Pipeline},
 };
 use crate::{
@@ -15,10 +16,10 @@ use crate::{
 };
 use async_trait::async_trait;
 use pingora::{
-    apps::HttpServerOptions,
     listeners::{L4BufferSettings, ListenerConfig},
-    proxy::http_proxy_service_with_name,
+    proxy::HttpProxy,
     server::{RunArgs, Server, ShutdownSignal, ShutdownSignalWatch, configuration::ServerConf},
+    services::listening::Service,
 };
 use std::{
     net::{SocketAddr, TcpListener},
@@ -47,9 +48,6 @@ pub enum ServeError {
     /// The threads that check passwords.
     #[error("cannot start the threads that check passwords: {0}")]
     Threads(std::io::Error),
-    /// Pingora refuses its settings.
-    #[error("the gateway cannot be set up")]
-    Setup,
 }
 
 /// Serves until SIGTERM or SIGINT, then finishes what is running. Blocks; must not be called from
@@ -106,14 +104,22 @@ pub fn run(
         tenant_header: config.tenant_header,
         portal,
         load: Arc::clone(&load),
-        metrics,
+        metrics: Arc::clone(&metrics),
         meter,
     };
-    let mut service = http_proxy_service_with_name(&server.configuration, gateway, "gateway");
-    let mut options = HttpServerOptions::default();
-    options.keepalive_request_limit = Some(REQUESTS_PER_CONNECTION);
-    options.h2_idle_timeout = Some(config.timeouts.keepalive);
-    service.app_logic_mut().ok_or(ServeError::Setup)?.server_options = Some(options);
+    let timeouts = config.timeouts;
+    let rules = Rules {
+        head_limit: timeouts.head,
+        finish_limit: timeouts.upstream,
+        stall_limit: Rules::stall_limit(timeouts.upstream),
+        keepalive: timeouts.keepalive,
+        requests: REQUESTS_PER_CONNECTION,
+        metrics,
+        load: Arc::clone(&load),
+    };
+    let proxy = HttpProxy::new(gateway, Arc::clone(&server.configuration));
+    let edge = Edge::new(proxy, config.connections, config.trusted_proxies.clone(), rules);
+    let mut service = Service::new("gateway".to_owned(), edge);
     // Heads are read into a buffer of their own; this one would only cost memory per connection.
     let listener = ListenerConfig::tcp(address.to_string()).l4_buffer(L4BufferSettings::default().read(0));
     service.add_listener(listener);

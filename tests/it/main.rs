@@ -10,6 +10,7 @@ mod caps;
 mod cell_operations;
 mod cells;
 mod changes;
+mod clients;
 mod configuration;
 mod control_functions;
 mod dev_command;

@@ -50,6 +50,16 @@ impl Socket {
         Self { stream: TcpStream::connect(("127.0.0.1", port)).await.unwrap(), unread: Vec::new() }
     }
 
+    /// Closes with a reset, as the system of a killed client may.
+    pub fn reset(self) {
+        self.stream.set_zero_linger().unwrap();
+    }
+
+    /// Says that nothing more will be sent.
+    pub async fn close_half(&mut self) {
+        self.stream.shutdown().await.unwrap();
+    }
+
     /// Sends bytes; false when the other side has gone.
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) -> bool {
         self.stream.write_all(bytes.as_ref()).await.is_ok()

@@ -12,6 +12,7 @@ use std::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
+    sync::watch,
 };
 
 /// A request as the cell got it.
@@ -39,6 +40,8 @@ pub enum Reply {
     Json(&'static str),
     /// The same after a while, unless the client leaves before.
     Late(Duration),
+    /// 200 with this body once [`Recorder::release`] has been called, whether or not the client is there.
+    Held(String),
     /// Never.
     Never,
     /// Closes the connection after reading the request.
@@ -67,6 +70,7 @@ struct State {
     listings: Mutex<HashMap<String, Reply>>,
     connections: AtomicUsize,
     abandoned: AtomicUsize,
+    released: watch::Sender<bool>,
 }
 
 impl State {
@@ -91,6 +95,7 @@ impl Recorder {
             listings: Mutex::default(),
             connections: AtomicUsize::new(0),
             abandoned: AtomicUsize::new(0),
+            released: watch::Sender::new(false),
         });
         let shared = Arc::clone(&state);
         let task = tokio::spawn(async move {
@@ -102,8 +107,14 @@ impl Recorder {
         Self { port, state, task }
     }
 
-    /// Changes how it answers.
+    /// Lets the answers go that are held.
+    pub fn release(&self) {
+        self.state.released.send_replace(true);
+    }
+
+    /// Changes how it answers; what is held from now on waits for another release.
     pub fn reply(&self, reply: Reply) {
+        self.state.released.send_replace(false);
         *self.state.reply.lock().unwrap() = reply;
     }
 
@@ -159,6 +170,14 @@ async fn serve(mut stream: TcpStream, state: Arc<State>) {
                 }
                 "{}"
             }
+            Reply::Held(body) => {
+                if held(&mut stream, &state).await {
+                    state.abandoned.fetch_add(1, Ordering::SeqCst);
+                    return;
+                }
+                text = body;
+                &text
+            }
             Reply::Never => {
                 gone(&mut stream, None).await;
                 state.abandoned.fetch_add(1, Ordering::SeqCst);
@@ -198,6 +217,16 @@ async fn gone(stream: &mut TcpStream, delay: Option<Duration>) -> bool {
             let _ = closed.await;
             true
         }
+    }
+}
+
+/// Whether the other side closes before the answer may go.
+async fn held(stream: &mut TcpStream, state: &State) -> bool {
+    let mut released = state.released.subscribe();
+    let mut byte = [0; 1];
+    tokio::select! {
+        _ = released.wait_for(|released| *released) => false,
+        _ = stream.read(&mut byte) => true,
     }
 }
 

@@ -125,6 +125,7 @@ pub struct WorldBuilder {
     relay: bool,
     proxies_migrate: bool,
     cell_behind_relay: bool,
+    admin: u16,
 }
 
 impl WorldBuilder {
@@ -150,6 +151,12 @@ impl WorldBuilder {
     #[allow(clippy::needless_pass_by_value)] // numbers and texts read best at the place of use
     pub fn env(mut self, name: &str, value: impl ToString) -> Self {
         self.environment.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// The (one) proxy has an admin listener.
+    pub fn admin(mut self) -> Self {
+        self.admin = free_port();
         self
     }
 
@@ -227,6 +234,7 @@ impl WorldBuilder {
             cell_environment,
             proxies: Vec::new(),
             environment: self.environment,
+            admin: self.admin,
             proxies_migrate: self.proxies_migrate,
             folder,
         };
@@ -275,6 +283,8 @@ pub struct World {
     pub cell_relay: Option<Relay>,
     /// Each with its port.
     pub proxies: Vec<(u16, Process)>,
+    /// The admin listener's port, or 0.
+    pub admin: u16,
     environment: Vec<(String, String)>,
     cell_environment: Vec<(String, String)>,
     proxies_migrate: bool,
@@ -299,6 +309,7 @@ impl World {
             relay: false,
             proxies_migrate: false,
             cell_behind_relay: false,
+            admin: 0,
         }
     }
 
@@ -343,8 +354,19 @@ impl World {
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .into();
+        if self.admin != 0 {
+            environment.push(("QUEEN_PROXY_ADMIN_ADDR".to_owned(), format!("127.0.0.1:{}", self.admin)));
+        }
         environment.extend(self.environment.iter().cloned());
         environment
+    }
+
+    /// A whole figure of the proxy as its admin listener shows it; zero when it is not there yet.
+    pub async fn figure(&self, name: &str) -> u64 {
+        let answer = Socket::open(self.admin).await.ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
+        let text = String::from_utf8(answer.body).unwrap();
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.map_or(0, |value| value.parse().unwrap())
     }
 
     /// The configuration of a proxy that is part of the test's own process, under the proxies' role.
