@@ -2,7 +2,7 @@
 
 use crate::{
     control::ControlPlane,
-    gateway::{Load, caps::Caps},
+    gateway::{Load, caps::Caps, live::Live},
     metering::{
         Meter,
         metrics::Snapshot,
@@ -17,6 +17,7 @@ use std::sync::Arc;
 pub fn export(
     metrics: &Metrics,
     load: &Arc<Load>,
+    live: &Arc<Live>,
     caps: &Caps,
     meter: &Meter,
     control: Option<&ControlPlane>,
@@ -28,6 +29,7 @@ pub fn export(
         number(in_flight.in_flight() as u64)
     })?;
     clients(metrics, load)?;
+    settings(metrics, load, live)?;
     let limiter = Arc::clone(&caps.limiter);
     metrics.gauge("queen_proxy_parked_pops", "Pops that wait at a cell", move || number(limiter.parked()))?;
     let limiter = Arc::clone(&caps.limiter);
@@ -72,6 +74,29 @@ fn clients(metrics: &Metrics, load: &Arc<Load>) -> Result<(), prometheus::Error>
         "queen_proxy_requests_finished_without_client_total",
         "Requests that store something and went to their end although nobody took the answer",
         move || of.finished_without_client(),
+    )
+}
+
+/// Exports how it stands with the configuration and TLS.
+fn settings(metrics: &Metrics, load: &Arc<Load>, live: &Arc<Live>) -> Result<(), prometheus::Error> {
+    let of = Arc::clone(live);
+    metrics.counters(
+        "queen_proxy_config_reloads_total",
+        "Attempts to reload the configuration (SIGHUP)",
+        "outcome",
+        move || ["ok", "refused"].map(str::to_owned).into_iter().zip(of.reloads()).collect(),
+    )?;
+    let Some(tls) = live.tls.clone() else { return Ok(()) };
+    metrics.gauge(
+        "queen_proxy_tls_certificate_expiry_timestamp_seconds",
+        "When the first certificate of the chain in use ends",
+        move || number(u64::try_from(tls.ends()).unwrap_or_default()),
+    )?;
+    let of = Arc::clone(load);
+    metrics.counter(
+        "queen_proxy_tls_handshake_failures_total",
+        "TLS handshakes that failed or took too long",
+        move || of.failed_handshakes(),
     )
 }
 

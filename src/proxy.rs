@@ -1,7 +1,10 @@
 //! `queen-proxy serve`: puts the rooms together.
 
 use crate::{
-    config::proxy::{DevCell, ProxyConfig},
+    config::{
+        proxy::{DevCell, ProxyConfig},
+        source::Shown,
+    },
     control::{
         ControlPlane, listener,
         migrate::{MigrateError, migrate},
@@ -10,7 +13,14 @@ use crate::{
     },
     domain::ids::BrokerTenant,
     figures,
-    gateway::{Load, caps::Caps, pipeline::Directory, server},
+    gateway::{
+        Load,
+        caps::Caps,
+        client::tls::{Pair, Tls, TlsError},
+        live::{Live, Settings},
+        pipeline::Directory,
+        server,
+    },
     identity::{
         CookieNames, Identity,
         session::{KeyError, SessionKeys},
@@ -19,6 +29,7 @@ use crate::{
     metering::{Meter, spool::SpoolError},
     ops::{self, Ops},
     reconcile::Reconcile,
+    reload,
     telemetry::metrics::Metrics,
 };
 use std::{net::SocketAddr, sync::Arc};
@@ -49,6 +60,9 @@ pub enum ProxyError {
         /// The system's word for it.
         reason: std::io::Error,
     },
+    /// The certificate; the configuration refuses these before.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The spool of usage belongs to another proxy.
     #[error(transparent)]
     Spool(#[from] SpoolError),
@@ -63,8 +77,16 @@ pub enum ProxyError {
     Runtime(#[from] std::io::Error),
 }
 
-/// Serves until it is told to stop. Blocks; must not be called from inside a runtime.
-pub fn serve(config: &ProxyConfig) -> Result<(), ProxyError> {
+/// How the configuration is read again, and what it was.
+pub struct Reload {
+    /// As it was read first.
+    pub shown: Vec<Shown>,
+    /// Reads it again.
+    pub load: reload::Load,
+}
+
+/// Serves until it is told to stop. Without `reload` SIGHUP is a reason to stop. Blocks; must not be called from inside a runtime.
+pub fn serve(config: &ProxyConfig, reload: Option<Reload>) -> Result<(), ProxyError> {
     // Database work has threads of its own: it must outlive Pingora's runtimes and not take theirs.
     let runtime =
         Builder::new_multi_thread().worker_threads(2).thread_name("control").enable_all().build()?;
@@ -80,6 +102,9 @@ pub fn serve(config: &ProxyConfig) -> Result<(), ProxyError> {
         );
     }
     let metrics = Arc::new(Metrics::new()?);
+    let tls = config.tls.as_ref().map(Pair::load).transpose()?;
+    let tls = tls.map(|pair| Arc::new(Tls::new(pair)));
+    let live = Arc::new(Live::new(Settings::of(config), tls, reload.is_none()));
     let load = Arc::new(Load::default());
     let limiter = Arc::new(Limiter::new(config.caps.counters(), Monotonic::default()));
     let control = match &directory {
@@ -95,7 +120,7 @@ pub fn serve(config: &ProxyConfig) -> Result<(), ProxyError> {
         None => Meter::discarding(),
     };
     let caps = caps(config, Arc::clone(&metrics), Arc::clone(&limiter), reconcile.clone(), &meter);
-    figures::export(&metrics, &load, &caps, &meter, control.as_ref(), reconcile.as_ref())?;
+    figures::export(&metrics, &load, &live, &caps, &meter, control.as_ref(), reconcile.as_ref())?;
     if let Some(listener) = admin {
         let ops = Ops {
             metrics: Arc::clone(&metrics),
@@ -106,7 +131,10 @@ pub fn serve(config: &ProxyConfig) -> Result<(), ProxyError> {
         };
         runtime.spawn(ops::serve(listener, ops));
     }
-    server::run(config, directory, caps, load, metrics, meter.clone())?;
+    if let Some(Reload { shown, load }) = reload {
+        runtime.spawn(reload::follow(load, shown, Arc::clone(&live)));
+    }
+    server::run(config, directory, caps, load, metrics, meter.clone(), live)?;
     runtime.block_on(meter.shutdown(config.timeouts.drain));
     if let Some(reconcile) = reconcile {
         runtime.block_on(reconcile.shutdown(config.timeouts.drain));

@@ -3,7 +3,10 @@
 use super::source::{ConfigError, Shown, Source};
 use crate::{
     domain::{secret::Secret, session::LONGEST_SESSION_S, slug::Slug},
-    gateway::client::ConnectionCaps,
+    gateway::client::{
+        ConnectionCaps,
+        tls::{Pair, TlsFiles},
+    },
     identity::session::{KeyMaterial, SessionKeys},
     limits,
     policy::host::canonical_host,
@@ -47,6 +50,8 @@ pub struct ProxyConfig {
     pub buffer_bytes: u64,
     /// Peers whose `X-Forwarded-*` count.
     pub trusted_proxies: Vec<IpNet>,
+    /// TLS towards clients; none: there is none.
+    pub tls: Option<TlsFiles>,
     /// Connections that clients may have.
     pub connections: ConnectionCaps,
     /// Timeouts towards clients and cells.
@@ -145,7 +150,7 @@ pub struct DevCell {
 }
 
 /// How long things may take.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Timeouts {
     /// From the request to the cell's response headers, unless it is a long poll.
     pub upstream: Duration,
@@ -268,6 +273,7 @@ impl ProxyConfig {
                     networks,
                 )
                 .unwrap_or_default(),
+            tls: tls(&mut s),
             connections: ConnectionCaps {
                 total: s.number("QUEEN_PROXY_MAX_CONNECTIONS", 20_000, 1..=10_000_000),
                 per_address: s.number("QUEEN_PROXY_MAX_CONNECTIONS_PER_ADDRESS", 5_000, 1..=10_000_000),
@@ -326,6 +332,26 @@ fn bind(s: &mut Source) -> (IpAddr, u16) {
         IpAddr::from([0, 0, 0, 0])
     });
     (address, port)
+}
+
+fn tls(s: &mut Source) -> Option<TlsFiles> {
+    let (chain, key) = (s.optional("QUEEN_PROXY_TLS_CERT"), s.optional("QUEEN_PROXY_TLS_KEY"));
+    let files = match (chain, key) {
+        (None, None) => return None,
+        (Some(chain), Some(key)) => TlsFiles { chain: chain.into(), key: key.into() },
+        (Some(_), None) => {
+            s.refuse("QUEEN_PROXY_TLS_CERT: needs QUEEN_PROXY_TLS_KEY");
+            return None;
+        }
+        (None, Some(_)) => {
+            s.refuse("QUEEN_PROXY_TLS_KEY: needs QUEEN_PROXY_TLS_CERT");
+            return None;
+        }
+    };
+    if let Err(error) = Pair::load(&files) {
+        s.refuse(format!("QUEEN_PROXY_TLS_CERT: {error}"));
+    }
+    Some(files)
 }
 
 fn admin(s: &mut Source) -> Option<SocketAddr> {

@@ -10,13 +10,13 @@ pub mod caps;
 pub mod client;
 mod forward;
 mod head;
+pub mod live;
 mod own;
 pub mod pipeline;
 pub mod refusal;
 pub mod server;
 
 use crate::{
-    config::proxy::Timeouts,
     domain::ids::RequestId,
     limits::{buffer::Reservation, parked::Slot},
     metering::{
@@ -30,13 +30,14 @@ use async_trait::async_trait;
 use body::{Collector, Inspection, Subject};
 use bytes::Bytes;
 use caps::{Denied, RateHeaders};
-use client::Complete;
-use forward::{ClientSide, Forward};
+use client::{Complete, Storing};
+use forward::{ClientSide, FORWARDED_PROTO, Forward};
 use http::{
     HeaderValue, StatusCode, Version,
-    header::{ACCEPT_ENCODING, CONTENT_ENCODING},
+    header::{ACCEPT_ENCODING, CONTENT_ENCODING, HOST},
 };
 use ipnet::IpNet;
+use live::{Live, Settings};
 use pingora::{
     Error, ErrorSource, ErrorType, Result,
     http::{RequestHeader, ResponseHeader},
@@ -71,8 +72,7 @@ const CLIENT_GONE: &str = "client_gone";
 /// The front door.
 pub struct Gateway {
     pipeline: Pipeline,
-    timeouts: Timeouts,
-    trusted_proxies: Vec<IpNet>,
+    live: Arc<Live>,
     tenant_header: bool,
     portal: Portal,
     load: Arc<Load>,
@@ -88,6 +88,7 @@ pub struct Load {
     connections: AtomicUsize,
     refused_in_all: AtomicU64,
     refused_by_address: AtomicU64,
+    failed_handshakes: AtomicU64,
     left: AtomicU64,
 }
 
@@ -112,6 +113,11 @@ impl Load {
         [&self.refused_in_all, &self.refused_by_address].map(|count| count.load(Ordering::Relaxed))
     }
 
+    /// TLS handshakes that failed or took too long, since the start.
+    pub fn failed_handshakes(&self) -> u64 {
+        self.failed_handshakes.load(Ordering::Relaxed)
+    }
+
     /// Requests since the start that were finished although nobody took their answer.
     pub fn finished_without_client(&self) -> u64 {
         self.left.load(Ordering::Relaxed)
@@ -131,6 +137,8 @@ impl Drop for InFlight {
 /// What is known of a request so far.
 pub struct Context {
     id: RequestId,
+    /// What was in force when it began.
+    settings: Arc<Settings>,
     began: Instant,
     class: &'static str,
     /// The refusal's, or "ok".
@@ -148,6 +156,8 @@ pub struct Context {
     watch: Option<Watch>,
     refusal: Option<Refusal>,
     connects: usize,
+    /// Of a request that goes to its end whatever becomes of its client, where one connection carries several.
+    storing: Option<Storing>,
     _in_flight: InFlight,
 }
 
@@ -159,6 +169,7 @@ impl ProxyHttp for Gateway {
         self.load.in_flight.fetch_add(1, Ordering::AcqRel);
         Context {
             id: RequestId::new(),
+            settings: self.live.settings(),
             began: Instant::now(),
             class: NO_CLASS,
             code: "ok",
@@ -171,6 +182,7 @@ impl ProxyHttp for Gateway {
             watch: None,
             refusal: None,
             connects: 0,
+            storing: None,
             _in_flight: InFlight(Arc::clone(&self.load)),
         }
     }
@@ -179,7 +191,7 @@ impl ProxyHttp for Gateway {
         // The default is a compressor that is switched off but still in everybody's way.
     }
 
-    async fn early_request_filter(&self, session: &mut Session, _: &mut Context) -> Result<()> {
+    async fn early_request_filter(&self, session: &mut Session, ctx: &mut Context) -> Result<()> {
         // Pingora forgets these after each request, and would then wait for ever (D21). What it has
         // decided to close (HTTP/1.0, doubtful framing) stays so.
         let may_go_on = match session.as_downstream() {
@@ -187,13 +199,15 @@ impl ProxyHttp for Gateway {
             _ => true,
         };
         let keep = may_go_on && !self.load.draining.load(Ordering::Acquire);
-        session.set_keepalive(keep.then(|| self.timeouts.keepalive.as_secs().max(1)));
-        session.as_downstream_mut().set_read_timeout(Some(self.timeouts.client_read));
-        session.as_downstream_mut().set_write_timeout(Some(self.timeouts.upstream));
+        session.set_keepalive(keep.then(|| ctx.settings.timeouts.keepalive.as_secs().max(1)));
+        session.as_downstream_mut().set_read_timeout(Some(ctx.settings.timeouts.client_read));
+        session.as_downstream_mut().set_write_timeout(Some(ctx.settings.timeouts.upstream));
         // What is sent behind a request that waits is the next one.
         session.as_downstream_mut().set_pipelining_enabled(true);
-        if let Some(connection) = client::connection(session) {
-            connection.head_is_complete();
+        let Some(connection) = client::connection(session) else { return Ok(()) };
+        connection.head_is_complete();
+        if connection.is_secure() {
+            note_tls(session, &ctx.settings.trusted_proxies)?;
         }
         Ok(())
     }
@@ -205,12 +219,20 @@ impl ProxyHttp for Gateway {
             answer::refuse(session, ctx.id, refusal).await?;
             return Ok(true);
         }
+        if let Some(name) = client::connection(session).and_then(|connection| connection.name())
+            && !self.pipeline.is_meant(name, head::host(head)).await
+        {
+            let refusal = Refusal::UnknownCluster;
+            ctx.code = refusal.wire().code;
+            answer::refuse(session, ctx.id, refusal).await?;
+            return Ok(true);
+        }
         if let Some(route) = head::target(head).and_then(|target| Route::of(target.path)) {
             ctx.class = "own";
             ctx.code = self.serve_own(session, ctx.id, route).await?;
             return Ok(true);
         }
-        let judged = match self.pipeline.admit(head).await {
+        let judged = match self.pipeline.admit(head, &ctx.settings.timeouts).await {
             Ok(admitted) => {
                 ctx.class = admitted.class.word();
                 self.apply_caps(session, ctx, admitted).await
@@ -235,7 +257,7 @@ impl ProxyHttp for Gateway {
             return Err(refused(ctx, Refusal::Internal));
         };
         ctx.cell.0.get_or_insert_with(Instant::now);
-        match forward.peer(ctx.connects, &self.timeouts) {
+        match forward.peer(ctx.connects, &ctx.settings.timeouts) {
             Some(peer) => Ok(Box::new(peer)),
             None => Err(refused(ctx, Refusal::CellUnreachable)),
         }
@@ -249,7 +271,13 @@ impl ProxyHttp for Gateway {
     ) -> Result<()> {
         let peer = session.client_addr().and_then(|address| address.as_inet()).copied();
         let head = session.req_header();
-        let client = ClientSide { id: ctx.id, peer, host: head::host(head), trusted: &self.trusted_proxies };
+        let client = ClientSide {
+            id: ctx.id,
+            peer,
+            https: client::connection(session).is_some_and(|connection| connection.is_secure()),
+            host: head::host(head),
+            trusted: &ctx.settings.trusted_proxies,
+        };
         let rewritten = match (&ctx.forward, head::target(head)) {
             (Some(forward), Some(target)) => {
                 forward::rewrite(upstream, target, &forward.cluster, &client, self.tenant_header)
@@ -279,7 +307,7 @@ impl ProxyHttp for Gateway {
         {
             let interim = session.req_header().version == Version::HTTP_11;
             let (stores, parks) = (forward.metered.stores(), forward.parks);
-            connection.request_is_complete(Complete { stores, parks, interim });
+            ctx.storing = connection.request_is_complete(Complete { stores, parks, interim });
         }
         if let Some((whole, _)) = &mut ctx.whole {
             // Pingora replays the last part, once, as the end of the body.
@@ -444,7 +472,7 @@ impl Gateway {
         let is_h1 = matches!(session.as_downstream(), HttpSession::H1(_));
         match length {
             Some(length) if is_h1 => {
-                let whole = body::read(session, length, self.timeouts.body, &mut memory).await?;
+                let whole = body::read(session, length, ctx.settings.timeouts.body, &mut memory).await?;
                 self.judge(ctx, Some(subject), &whole)?;
                 ctx.whole = (!whole.is_empty()).then_some((whole, memory));
                 Ok(())
@@ -476,6 +504,24 @@ impl Gateway {
         ctx.watch = Some(Watch::new(forward.metered, passed.metered, MAX_SINK_NAME));
         Ok(())
     }
+}
+
+/// Says in the head what TLS has told, for all who look there.
+fn note_tls(session: &mut Session, trusted: &[IpNet]) -> Result<()> {
+    let peer = session.client_addr().and_then(|address| address.as_inet()).copied();
+    let head = session.req_header_mut();
+    // A balancer that encrypts towards us knows better.
+    let told = forward::trusts(trusted, peer) && head.headers.contains_key(FORWARDED_PROTO);
+    if !told {
+        head.insert_header(FORWARDED_PROTO, "https")?;
+    }
+    if let (Version::HTTP_2, Some(authority)) = (head.version, head.uri.authority())
+        && !head.headers.contains_key(HOST)
+    {
+        let host = authority.as_str().to_owned();
+        head.insert_header(HOST, host)?;
+    }
+    Ok(())
 }
 
 /// Remembers why, for `fail_to_proxy`, and ends Pingora's part.

@@ -3,7 +3,8 @@
 use super::{
     Gateway, Load,
     caps::Caps,
-    client::{Edge, Rules},
+    client::Edge,
+    live::Live,
     pipeline::{Directory, Pipeline},
 };
 use crate::{
@@ -28,9 +29,8 @@ use std::{
 };
 use tokio::time::{Instant, sleep};
 
-/// Requests one client connection may carry, so that balancers spread again now and then and
-/// per-connection memory is freed.
-const REQUESTS_PER_CONNECTION: u32 = 10_000;
+/// Bytes read at once for TLS.
+const TLS_BUFFER: usize = 16 << 10;
 /// After the listener has closed, how long Pingora waits before it stops its runtimes, in seconds.
 const GRACE_S: u64 = 1;
 
@@ -59,6 +59,7 @@ pub fn run(
     load: Arc<Load>,
     metrics: Arc<Metrics>,
     meter: Meter,
+    live: Arc<Live>,
 ) -> Result<(), ServeError> {
     let address = SocketAddr::from(config.bind);
     // Pingora would panic later; this says it in a line.
@@ -96,40 +97,31 @@ pub fn run(
             shared_hosts: config.shared_hosts.clone(),
             dev_insecure: config.dev_insecure,
             max_body_bytes: config.max_body_bytes,
-            timeouts: config.timeouts,
             caps,
         },
-        timeouts: config.timeouts,
-        trusted_proxies: config.trusted_proxies.clone(),
+        live: Arc::clone(&live),
         tenant_header: config.tenant_header,
         portal,
         load: Arc::clone(&load),
         metrics: Arc::clone(&metrics),
         meter,
     };
-    let timeouts = config.timeouts;
-    let rules = Rules {
-        head_limit: timeouts.head,
-        finish_limit: timeouts.upstream,
-        stall_limit: Rules::stall_limit(timeouts.upstream),
-        keepalive: timeouts.keepalive,
-        requests: REQUESTS_PER_CONNECTION,
-        metrics,
-        load: Arc::clone(&load),
-    };
     let proxy = HttpProxy::new(gateway, Arc::clone(&server.configuration));
-    let edge = Edge::new(proxy, config.connections, config.trusted_proxies.clone(), rules);
+    let edge = Edge::new(proxy, Arc::clone(&live), metrics, Arc::clone(&load));
     let mut service = Service::new("gateway".to_owned(), edge);
-    // Heads are read into a buffer of their own; this one would only cost memory per connection.
-    let listener = ListenerConfig::tcp(address.to_string()).l4_buffer(L4BufferSettings::default().read(0));
+    // Heads are read into a buffer of their own; this one would only cost memory per connection. TLS reads in
+    // small pieces.
+    let buffer = if live.tls.is_some() { TLS_BUFFER } else { 0 };
+    let listener =
+        ListenerConfig::tcp(address.to_string()).l4_buffer(L4BufferSettings::default().read(buffer));
     service.add_listener(listener);
     server.add_service(service);
 
-    tracing::info!(%address, dev_static = config.dev_cell.is_some(), "queen-proxy up");
+    tracing::info!(%address, tls = live.tls.is_some(), dev_static = config.dev_cell.is_some(), "queen-proxy up");
     if config.dev_insecure {
         tracing::warn!("QUEEN_PROXY_DEV_INSECURE is on: nobody is authenticated");
     }
-    let watch = DrainFirst { load, limit: config.timeouts.drain };
+    let watch = DrainFirst { load, live };
     server.run(RunArgs { shutdown_signal: Box::new(watch) });
     tracing::info!("queen-proxy down");
     Ok(())
@@ -138,19 +130,19 @@ pub fn run(
 /// Waits for the signal, then for running requests, and only then lets Pingora end.
 struct DrainFirst {
     load: Arc<Load>,
-    limit: Duration,
+    live: Arc<Live>,
 }
 
 #[async_trait]
 impl ShutdownSignalWatch for DrainFirst {
     async fn recv(&self) -> ShutdownSignal {
-        if let Err(error) = stop_signal().await {
+        if let Err(error) = stop_signal(self.live.hangup_stops).await {
             tracing::error!(%error, "signals cannot be watched: shutting down");
             return ShutdownSignal::FastShutdown;
         }
         tracing::info!("draining");
         self.load.draining.store(true, Ordering::Release);
-        let deadline = Instant::now() + self.limit;
+        let deadline = Instant::now() + self.live.settings().timeouts.drain;
         while self.load.in_flight.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
             sleep(Duration::from_millis(10)).await;
         }

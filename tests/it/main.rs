@@ -32,3 +32,4 @@ mod published_clients;
 mod reconciling;
 mod sessions;
 mod sign_in_attacks;
+mod tls;

@@ -19,22 +19,19 @@ pub struct ConnectionCaps {
 
 /// Who has how many.
 pub(super) struct Places {
-    caps: ConnectionCaps,
-    /// Balancers: their connections are those of many.
-    exempt: Vec<IpNet>,
     load: Arc<Load>,
     /// Only addresses with a connection are in it.
     by_address: DashMap<IpAddr, usize>,
 }
 
 impl Places {
-    pub(super) fn new(caps: ConnectionCaps, exempt: Vec<IpNet>, load: Arc<Load>) -> Arc<Self> {
-        Arc::new(Self { caps, exempt, load, by_address: DashMap::new() })
+    pub(super) fn new(load: Arc<Load>) -> Arc<Self> {
+        Arc::new(Self { load, by_address: DashMap::new() })
     }
 
     /// A place among all connections, if there is one.
-    pub(super) fn take(self: &Arc<Self>) -> Option<Place> {
-        if self.load.connections.fetch_add(1, Ordering::Relaxed) >= self.caps.total {
+    pub(super) fn take(self: &Arc<Self>, caps: ConnectionCaps) -> Option<Place> {
+        if self.load.connections.fetch_add(1, Ordering::Relaxed) >= caps.total {
             self.load.connections.fetch_sub(1, Ordering::Relaxed);
             self.load.refused_in_all.fetch_add(1, Ordering::Relaxed);
             return None;
@@ -50,15 +47,15 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Whether its address may have one more.
-    pub(super) fn count_for(&mut self, address: IpAddr) -> bool {
+    /// Whether its address may have one more. Connections of `balancers` are those of many.
+    pub(super) fn count_for(&mut self, address: IpAddr, caps: ConnectionCaps, balancers: &[IpNet]) -> bool {
         let address = address.to_canonical();
-        if self.places.exempt.iter().any(|network| network.contains(&address)) {
+        if balancers.iter().any(|network| network.contains(&address)) {
             return true;
         }
         let address = one_customer(address);
         let mut count = self.places.by_address.entry(address).or_default();
-        if *count >= self.places.caps.per_address {
+        if *count >= caps.per_address {
             self.places.load.refused_by_address.fetch_add(1, Ordering::Relaxed);
             return false;
         }
@@ -94,23 +91,26 @@ mod tests {
     use crate::gateway::Load;
     use std::sync::Arc;
 
-    fn places(total: usize, per_address: usize) -> (Arc<Places>, Arc<Load>) {
+    const CAPS: ConnectionCaps = ConnectionCaps { total: 20, per_address: 2 };
+
+    fn places() -> (Arc<Places>, Arc<Load>) {
         let load = Arc::new(Load::default());
-        let exempt = vec!["10.0.0.0/8".parse().unwrap()];
-        (Places::new(ConnectionCaps { total, per_address }, exempt, Arc::clone(&load)), load)
+        (Places::new(Arc::clone(&load)), load)
     }
 
     fn from(places: &Arc<Places>, address: &str) -> Option<Place> {
-        let mut place = places.take()?;
-        place.count_for(address.parse().unwrap()).then_some(place)
+        let mut place = places.take(CAPS)?;
+        let balancers = ["10.0.0.0/8".parse().unwrap()];
+        place.count_for(address.parse().unwrap(), CAPS, &balancers).then_some(place)
     }
 
     #[test]
     fn places_are_counted_in_all_and_given_back() {
-        let (places, load) = places(2, 2);
+        let (places, load) = places();
+        let few = ConnectionCaps { total: 2, per_address: 2 };
         let first = from(&places, "1.1.1.1").unwrap();
         let second = from(&places, "1.1.1.2").unwrap();
-        assert!(places.take().is_none());
+        assert!(places.take(few).is_none());
         assert_eq!((load.connections(), load.refused_connections()), (2, [1, 0]));
         drop(first);
         let third = from(&places, "1.1.1.3").unwrap();
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn one_address_has_its_share() {
-        let (places, load) = places(100, 2);
+        let (places, load) = places();
         for (address, neighbour) in
             [("1.1.1.1", "1.1.1.2"), ("2001:db8::1", "2001:db8:0:1::1"), ("::ffff:2.2.2.2", "2.2.2.3")]
         {

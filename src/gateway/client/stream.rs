@@ -5,6 +5,7 @@
 use super::{
     Rules, canned,
     connection::{Connection, Phase},
+    timer::Timer,
 };
 use crate::{
     gateway::{NO_CLASS, head::MAX_HEAD, refusal::Refusal},
@@ -24,10 +25,7 @@ use std::{
     task::{Context, Poll, ready},
     time::Duration,
 };
-use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
-    time::{Instant, Sleep, sleep},
-};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 
 /// What shows whether a client that closed has left: to who has not it says nothing (RFC 9110 §15.2), and to what
 /// comes after it has left its system says so.
@@ -68,36 +66,6 @@ enum End {
     Lingering { left: usize },
 }
 
-/// A point in time that is waited for; made once for each connection that needs one.
-#[derive(Default)]
-struct Timer {
-    sleep: Option<Pin<Box<Sleep>>>,
-    armed: bool,
-}
-
-impl Timer {
-    /// Begins, unless it runs.
-    fn arm(&mut self, limit: Duration) {
-        if !std::mem::replace(&mut self.armed, true) {
-            match &mut self.sleep {
-                Some(sleep) => sleep.as_mut().reset(Instant::now() + limit),
-                None => self.sleep = Some(Box::pin(sleep(limit))),
-            }
-        }
-    }
-
-    fn stop(&mut self) {
-        self.armed = false;
-    }
-
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        match &mut self.sleep {
-            Some(sleep) if self.armed => sleep.as_mut().poll(cx),
-            _ => Poll::Pending,
-        }
-    }
-}
-
 impl ClientStream {
     pub(super) fn new(io: Stream, connection: Arc<Connection>, rules: Arc<Rules>) -> Self {
         Self {
@@ -115,7 +83,7 @@ impl ClientStream {
         }
     }
 
-    pub(super) fn connection(&self) -> &Connection {
+    pub(super) fn connection(&self) -> &Arc<Connection> {
         &self.connection
     }
 
@@ -174,7 +142,7 @@ impl ClientStream {
             if self.connection.is_answering() {
                 return Poll::Pending;
             }
-            if self.reading.armed {
+            if self.reading.is_armed() {
                 ready!(self.reading.poll(cx));
                 self.reading.stop();
             }

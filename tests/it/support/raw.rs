@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::TcpStream,
     time::timeout,
 };
@@ -10,8 +10,8 @@ use tokio::{
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A connection that shows every byte.
-pub struct Socket {
-    stream: TcpStream,
+pub struct Socket<S = TcpStream> {
+    stream: S,
     unread: Vec<u8>,
 }
 
@@ -53,6 +53,13 @@ impl Socket {
     /// Closes with a reset, as the system of a killed client may.
     pub fn reset(self) {
         self.stream.set_zero_linger().unwrap();
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
+    /// Over a stream that is there.
+    pub fn over(stream: S) -> Self {
+        Self { stream, unread: Vec::new() }
     }
 
     /// Says that nothing more will be sent.

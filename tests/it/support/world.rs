@@ -420,8 +420,13 @@ impl World {
 
     /// Waits until a proxy answers and hears of changes.
     pub async fn wait_for_proxy(&mut self, index: usize) {
+        let secure = self.environment.iter().any(|(name, _)| name == "QUEEN_PROXY_TLS_CERT");
         let (port, process) = &mut self.proxies[index];
-        wait_for_health(*port).await;
+        if secure {
+            wait_for_listener(*port).await;
+        } else {
+            wait_for_health(*port).await;
+        }
         eventually("the listener is connected", Duration::from_secs(20), async || {
             process.log().contains("listener: connected").then_some(())
         })
@@ -579,6 +584,13 @@ fn start_cell(
 async fn create(server: &Postgresql, database: &str) {
     let statement = sqlx::AssertSqlSafe(format!("CREATE DATABASE {database}"));
     sqlx::query(statement).execute(&mut server.connect("postgres").await).await.unwrap();
+}
+
+async fn wait_for_listener(port: u16) {
+    eventually("the program listens", Duration::from_secs(30), async || {
+        tokio::net::TcpStream::connect(("127.0.0.1", port)).await.ok()
+    })
+    .await;
 }
 
 /// Both programs answer on a path of their own without a credential.
