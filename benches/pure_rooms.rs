@@ -59,6 +59,7 @@ fn request(number: usize) -> RequestHeader {
 
 /// Everything that has to live while the bench runs.
 struct Warm {
+    timeouts: queen_proxy::config::proxy::Timeouts,
     pipeline: Pipeline,
     control: ControlPlane,
     _runtime: Runtime,
@@ -103,7 +104,6 @@ fn warm() -> Warm {
         default_cluster: None,
         dev_insecure: false,
         max_body_bytes: config.max_body_bytes,
-        timeouts: config.timeouts,
         caps: Caps {
             limiter: Arc::new(Limiter::new(limits::Settings::default(), Monotonic::default())),
             mode: Mode::Enforce,
@@ -114,7 +114,7 @@ fn warm() -> Warm {
             want_queues: Box::new(|_| {}),
         },
     };
-    Warm { pipeline, control, _runtime: runtime, _postgres: postgres }
+    Warm { pipeline, timeouts: config.timeouts, control, _runtime: runtime, _postgres: postgres }
 }
 
 async fn fill(postgres: &Postgres) {
@@ -160,7 +160,7 @@ fn rooms(criterion: &mut Criterion) {
 
     let number = next();
     let allocations = allocation_counter::measure(|| {
-        assert!(at_once(warm.pipeline.admit(black_box(&requests[number]))).is_ok());
+        assert!(at_once(warm.pipeline.admit(black_box(&requests[number]), &warm.timeouts)).is_ok());
     });
     println!(
         "allocations for one admitted request: {} ({} bytes)",
@@ -168,10 +168,10 @@ fn rooms(criterion: &mut Criterion) {
     );
 
     criterion.bench_function("admit, one of 10,000 clusters in turn", |bench| {
-        bench.iter(|| at_once(warm.pipeline.admit(black_box(&requests[next()]))).is_ok());
+        bench.iter(|| at_once(warm.pipeline.admit(black_box(&requests[next()]), &warm.timeouts)).is_ok());
     });
     criterion.bench_function("admit, the same cluster", |bench| {
-        bench.iter(|| at_once(warm.pipeline.admit(black_box(&requests[17]))).is_ok());
+        bench.iter(|| at_once(warm.pipeline.admit(black_box(&requests[17]), &warm.timeouts)).is_ok());
     });
     criterion.bench_function("part: host to slug", |bench| {
         bench.iter(|| slug_of_host(black_box("tenant-00017-prod.eu1.queen.example:443")));

@@ -6,6 +6,7 @@ use crate::{
         Load,
         access_log::AccessLog,
         caps::Caps,
+        live::Live,
         traffic::{Clusters, Outcome, View},
     },
     metering::{
@@ -23,6 +24,8 @@ use std::sync::Arc;
 pub struct Rooms<'r> {
     /// What is going on.
     pub load: &'r Arc<Load>,
+    /// Settings that may change, and TLS.
+    pub live: &'r Arc<Live>,
     /// The caps of plans.
     pub caps: &'r Caps,
     /// What each cluster's traffic comes to.
@@ -39,7 +42,7 @@ pub struct Rooms<'r> {
 
 /// Registers what the rooms keep.
 pub fn export(metrics: &Metrics, rooms: Rooms<'_>) -> Result<(), prometheus::Error> {
-    let Rooms { load, caps, clusters, meter, control, reconcile, access_log } = rooms;
+    let Rooms { load, live, caps, clusters, meter, control, reconcile, access_log } = rooms;
     metering(metrics, meter)?;
     traffic(metrics, clusters)?;
     let (months, limiter) = (meter.clone(), Arc::clone(&caps.limiter));
@@ -57,6 +60,8 @@ pub fn export(metrics: &Metrics, rooms: Rooms<'_>) -> Result<(), prometheus::Err
     metrics.gauge("queen_proxy_requests_in_flight", "Requests whose answer has not ended", move || {
         number(in_flight.in_flight() as u64)
     })?;
+    clients(metrics, load)?;
+    settings(metrics, load, live)?;
     let limiter = Arc::clone(&caps.limiter);
     metrics.gauge("queen_proxy_parked_pops", "Pops that wait at a cell", move || number(limiter.parked()))?;
     let limiter = Arc::clone(&caps.limiter);
@@ -200,6 +205,56 @@ fn controlling(metrics: &Metrics, control: &ControlPlane) -> Result<(), promethe
         })?;
     }
     Ok(())
+}
+
+/// Exports how it stands with clients' connections.
+fn clients(metrics: &Metrics, load: &Arc<Load>) -> Result<(), prometheus::Error> {
+    let of = Arc::clone(load);
+    metrics.gauge("queen_proxy_client_connections", "Connections of clients", move || {
+        number(of.connections() as u64)
+    })?;
+    let of = Arc::clone(load);
+    metrics.counters(
+        "queen_proxy_client_connections_refused_total",
+        "Connections beyond a cap: on all of them, or on those of one address",
+        ["cap"],
+        move || {
+            let counts = of.refused_connections().map(number);
+            ["total", "address"].map(|cap| [cap.to_owned()]).into_iter().zip(counts).collect()
+        },
+    )?;
+    let of = Arc::clone(load);
+    metrics.counter(
+        "queen_proxy_requests_finished_without_client_total",
+        "Requests that store something and went to their end although nobody took the answer",
+        move || of.finished_without_client(),
+    )
+}
+
+/// Exports how it stands with the configuration and TLS.
+fn settings(metrics: &Metrics, load: &Arc<Load>, live: &Arc<Live>) -> Result<(), prometheus::Error> {
+    let of = Arc::clone(live);
+    metrics.counters(
+        "queen_proxy_config_reloads_total",
+        "Attempts to reload the configuration (SIGHUP)",
+        ["outcome"],
+        move || {
+            let counts = of.reloads().map(number);
+            ["ok", "refused"].map(|outcome| [outcome.to_owned()]).into_iter().zip(counts).collect()
+        },
+    )?;
+    let Some(tls) = live.tls.clone() else { return Ok(()) };
+    metrics.gauge(
+        "queen_proxy_tls_certificate_expiry_timestamp_seconds",
+        "When the first certificate of the chain in use ends",
+        move || number(u64::try_from(tls.ends()).unwrap_or_default()),
+    )?;
+    let of = Arc::clone(load);
+    metrics.counter(
+        "queen_proxy_tls_handshake_failures_total",
+        "TLS handshakes that failed or took too long",
+        move || of.failed_handshakes(),
+    )
 }
 
 /// Exports how it stands with usage.

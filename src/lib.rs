@@ -22,4 +22,5 @@ pub mod portal;
 pub mod process;
 pub mod proxy;
 pub mod reconcile;
+pub mod reload;
 pub mod telemetry;

@@ -22,16 +22,16 @@ pub fn exit(program: &str, outcome: Result<(), String>) -> ExitCode {
     }
 }
 
-/// Completes at SIGTERM, SIGINT or SIGHUP (a terminal that closes); fails at once where signals cannot be
+/// Completes at SIGTERM, SIGINT or, where it means that, SIGHUP (a terminal that closes); fails at once where signals cannot be
 /// watched.
-pub async fn stop_signal() -> std::io::Result<()> {
+pub async fn stop_signal(hangup_stops: bool) -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
-        _ = hangup.recv() => {}
+        _ = hangup.recv(), if hangup_stops => {}
     }
     Ok(())
 }

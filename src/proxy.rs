@@ -1,7 +1,10 @@
 //! `queen-proxy serve`: puts the rooms together.
 
 use crate::{
-    config::proxy::{DevCell, ProxyConfig},
+    config::{
+        proxy::{DevCell, ProxyConfig},
+        source::Shown,
+    },
     control::{
         ControlPlane, listener,
         migrate::{MigrateError, migrate},
@@ -14,6 +17,8 @@ use crate::{
         Load,
         access_log::AccessLog,
         caps::Caps,
+        client::tls::{Pair, Tls, TlsError},
+        live::{Live, Settings},
         pipeline::Directory,
         server::{self, Watched},
         traffic::Clusters,
@@ -26,6 +31,7 @@ use crate::{
     metering::{Meter, spool::SpoolError},
     ops::{self, Ops},
     reconcile::Reconcile,
+    reload,
     telemetry::metrics::Metrics,
 };
 use std::{net::SocketAddr, sync::Arc};
@@ -59,6 +65,9 @@ pub enum ProxyError {
     /// The log of requests.
     #[error("QUEEN_PROXY_ACCESS_LOG: cannot be opened: {0}")]
     AccessLog(std::io::Error),
+    /// The certificate; the configuration refuses these before.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The spool of usage belongs to another proxy.
     #[error(transparent)]
     Spool(#[from] SpoolError),
@@ -73,14 +82,24 @@ pub enum ProxyError {
     Runtime(#[from] std::io::Error),
 }
 
-/// Serves until it is told to stop. Blocks; must not be called from inside a runtime.
-pub fn serve(config: &ProxyConfig) -> Result<(), ProxyError> {
-    serve_metered_by(config, |runtime, control| Meter::start(runtime, control, &config.metering))
+/// How the configuration is read again, and what it was.
+pub struct Reload {
+    /// As it was read first.
+    pub shown: Vec<Shown>,
+    /// Reads it again.
+    pub load: reload::Load,
+}
+
+/// Serves until it is told to stop. Without `reload` SIGHUP is a reason to stop. Blocks; must not be called from
+/// inside a runtime.
+pub fn serve(config: &ProxyConfig, reload: Option<Reload>) -> Result<(), ProxyError> {
+    serve_metered_by(config, reload, |runtime, control| Meter::start(runtime, control, &config.metering))
 }
 
 /// [`serve`] with a meter of the caller's choosing on the control plane, as a bench compares them.
 pub fn serve_metered_by(
     config: &ProxyConfig,
+    reload: Option<Reload>,
     meter: impl FnOnce(&Handle, &ControlPlane) -> Result<Meter, SpoolError>,
 ) -> Result<(), ProxyError> {
     // Database work has threads of its own: it must outlive Pingora's runtimes and not take theirs.
@@ -98,6 +117,9 @@ pub fn serve_metered_by(
         );
     }
     let metrics = Arc::new(Metrics::new()?);
+    let tls = config.tls.as_ref().map(Pair::load).transpose()?;
+    let tls = tls.map(|pair| Arc::new(Tls::new(pair)));
+    let live = Arc::new(Live::new(Settings::of(config), tls, reload.is_none()));
     let load = Arc::new(Load::default());
     let limiter = Arc::new(Limiter::new(config.caps.counters(), Monotonic::default()));
     let control = match &directory {
@@ -118,6 +140,7 @@ pub fn serve_metered_by(
     let (access_log, log_writer) = log.unzip();
     let rooms = Rooms {
         load: &load,
+        live: &live,
         caps: &caps,
         clusters: &clusters,
         meter: &meter,
@@ -140,11 +163,14 @@ pub fn serve_metered_by(
         };
         runtime.spawn(ops::serve(listener, ops));
     }
+    if let Some(Reload { shown, load }) = reload {
+        runtime.spawn(reload::follow(load, shown, Arc::clone(&live)));
+    }
     server::run(
         config,
         directory,
         caps,
-        Watched { load, metrics, meter: meter.clone(), clusters, access_log },
+        Watched { load, metrics, meter: meter.clone(), clusters, access_log, live },
     )?;
     runtime.block_on(meter.shutdown(config.timeouts.drain));
     if let Some(reconcile) = reconcile {

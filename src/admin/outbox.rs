@@ -51,7 +51,7 @@ struct Event {
 impl OutboxCommand {
     pub(super) async fn run(self, plane: &mut Plane, json: bool) -> Result<(), Failure> {
         let Self::Follow(Follow { once }) = self;
-        let mut stop = Box::pin(crate::process::stop_signal());
+        let mut stop = Box::pin(crate::process::stop_signal(true));
         let mut claimed = Vec::new();
         let ended = tokio::select! {
             signal = &mut stop => signal.map_err(|error| Failure::Usage(format!("cannot watch signals: {error}"))),

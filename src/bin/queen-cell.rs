@@ -38,7 +38,7 @@ fn serve(file: &ConfigFile) -> Result<(), String> {
     telemetry::log::start(config.log);
     let runtime = tokio::runtime::Runtime::new().map_err(|error| error.to_string())?;
     let stop = async {
-        if let Err(error) = process::stop_signal().await {
+        if let Err(error) = process::stop_signal(true).await {
             tracing::error!(%error, "signals cannot be watched");
         }
     };

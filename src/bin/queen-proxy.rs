@@ -8,7 +8,7 @@ use queen_proxy::{
     dev::{self, DevOptions},
     domain::secret::Secret,
     process::{self, ConfigFile},
-    proxy,
+    proxy::{self, Reload},
     telemetry::{self, describe, log::LogSettings},
 };
 use std::{path::PathBuf, process::ExitCode};
@@ -82,7 +82,9 @@ fn serve(file: &ConfigFile) -> Result<(), String> {
     for name in &config.unknown_variables {
         tracing::warn!(name, "there is no such setting");
     }
-    proxy::serve(&config).map_err(|error| describe(&error))
+    let again = ConfigFile { config: file.config.clone() };
+    let reload = Reload { shown, load: Box::new(move || load(&again)) };
+    proxy::serve(&config, Some(reload)).map_err(|error| describe(&error))
 }
 
 fn run_dev(args: DevArgs) -> Result<(), String> {

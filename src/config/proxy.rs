@@ -3,7 +3,13 @@
 use super::source::{ConfigError, Shown, Source};
 use crate::{
     domain::{secret::Secret, session::LONGEST_SESSION_S, slug::Slug},
-    gateway::access_log::{AccessLogSettings, Place},
+    gateway::{
+        access_log::{AccessLogSettings, Place},
+        client::{
+            ConnectionCaps,
+            tls::{Pair, TlsFiles},
+        },
+    },
     identity::session::{KeyMaterial, SessionKeys},
     limits,
     policy::host::canonical_host,
@@ -47,6 +53,10 @@ pub struct ProxyConfig {
     pub buffer_bytes: u64,
     /// Peers whose `X-Forwarded-*` count.
     pub trusted_proxies: Vec<IpNet>,
+    /// TLS towards clients; none: there is none.
+    pub tls: Option<TlsFiles>,
+    /// Connections that clients may have.
+    pub connections: ConnectionCaps,
     /// Timeouts towards clients and cells.
     pub timeouts: Timeouts,
     /// The caches in front of the control plane.
@@ -147,7 +157,7 @@ pub struct DevCell {
 }
 
 /// How long things may take.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Timeouts {
     /// From the request to the cell's response headers, unless it is a long poll.
     pub upstream: Duration,
@@ -161,6 +171,8 @@ pub struct Timeouts {
     pub upstream_idle: Duration,
     /// Idle client connections are closed after this.
     pub keepalive: Duration,
+    /// For a whole request head, from its first byte.
+    pub head: Duration,
     /// Longest silence while a client sends its body.
     pub client_read: Duration,
     /// Longest time for a whole body that is read before it is forwarded.
@@ -268,6 +280,11 @@ impl ProxyConfig {
                     networks,
                 )
                 .unwrap_or_default(),
+            tls: tls(&mut s),
+            connections: ConnectionCaps {
+                total: s.number("QUEEN_PROXY_MAX_CONNECTIONS", 20_000, 1..=10_000_000),
+                per_address: s.number("QUEEN_PROXY_MAX_CONNECTIONS_PER_ADDRESS", 5_000, 1..=10_000_000),
+            },
             timeouts: Timeouts {
                 upstream: millis(&mut s, "QUEEN_PROXY_UPSTREAM_TIMEOUT_MS", 35_000, 1),
                 connect: millis(&mut s, "QUEEN_PROXY_UPSTREAM_CONNECT_TIMEOUT_MS", 5_000, 1),
@@ -275,6 +292,7 @@ impl ProxyConfig {
                 longpoll_margin: millis(&mut s, "QUEEN_PROXY_LONGPOLL_MARGIN_MS", 10_000, 0),
                 upstream_idle: millis(&mut s, "QUEEN_PROXY_UPSTREAM_IDLE_MS", 4_000, 1),
                 keepalive: millis(&mut s, "QUEEN_PROXY_KEEPALIVE_MS", 75_000, 1_000),
+                head: millis(&mut s, "QUEEN_PROXY_HEAD_TIMEOUT_MS", 10_000, 100),
                 client_read: millis(&mut s, "QUEEN_PROXY_CLIENT_READ_TIMEOUT_MS", 30_000, 1),
                 body: millis(&mut s, "QUEEN_PROXY_BODY_TIMEOUT_MS", 120_000, 1),
                 drain: millis(&mut s, "QUEEN_PROXY_SHUTDOWN_DRAIN_MS", 5_000, 0),
@@ -323,6 +341,26 @@ fn bind(s: &mut Source) -> (IpAddr, u16) {
         IpAddr::from([0, 0, 0, 0])
     });
     (address, port)
+}
+
+fn tls(s: &mut Source) -> Option<TlsFiles> {
+    let (chain, key) = (s.optional("QUEEN_PROXY_TLS_CERT"), s.optional("QUEEN_PROXY_TLS_KEY"));
+    let files = match (chain, key) {
+        (None, None) => return None,
+        (Some(chain), Some(key)) => TlsFiles { chain: chain.into(), key: key.into() },
+        (Some(_), None) => {
+            s.refuse("QUEEN_PROXY_TLS_CERT: needs QUEEN_PROXY_TLS_KEY");
+            return None;
+        }
+        (None, Some(_)) => {
+            s.refuse("QUEEN_PROXY_TLS_KEY: needs QUEEN_PROXY_TLS_CERT");
+            return None;
+        }
+    };
+    if let Err(error) = Pair::load(&files) {
+        s.refuse(format!("QUEEN_PROXY_TLS_CERT: {error}"));
+    }
+    Some(files)
 }
 
 fn admin(s: &mut Source) -> Option<SocketAddr> {

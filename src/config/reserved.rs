@@ -19,9 +19,6 @@ const SECRETS: [(&str, &str); 3] = [
     ("GITHUB_CLIENT_SECRET", "GITHUB_CLIENT_SECRET_FILE"),
 ];
 
-/// Settings that would make the proxy less safe when ignored: setting one stops the start.
-const REFUSED: [&str; 2] = ["QUEEN_PROXY_TLS_CERT", "QUEEN_PROXY_TLS_KEY"];
-
 pub(super) fn read(s: &mut Source) {
     for (name, default) in FLAGS {
         s.flag(name, default);
@@ -31,11 +28,6 @@ pub(super) fn read(s: &mut Source) {
     }
     for (name, file_name) in SECRETS {
         s.secret(name, file_name);
-    }
-    for name in REFUSED {
-        if s.optional(name).is_some() {
-            s.refuse(format!("{name}: not in this version yet; unset it"));
-        }
     }
 }
 

@@ -146,7 +146,8 @@ pub fn run(options: &DevOptions) -> Result<(), DevError> {
 
     let port = options.port;
     thread::spawn(move || announce(port, &demo));
-    let served = crate::proxy::serve(&config).map_err(|error| DevError::Proxy(telemetry::describe(&error)));
+    let served =
+        crate::proxy::serve(&config, None).map_err(|error| DevError::Proxy(telemetry::describe(&error)));
     say("queen-proxy dev: stopping");
     let _ = stop_cell.send(());
     let _ = cell.recv_timeout(Duration::from_secs(10));

@@ -62,10 +62,15 @@ impl Forward {
     }
 }
 
+/// Whether the client came by https.
+pub(super) const FORWARDED_PROTO: &str = "x-forwarded-proto";
+
 /// What the proxy knows of the client's side of the request.
 pub(super) struct ClientSide<'r> {
     pub id: RequestId,
     pub peer: Option<SocketAddr>,
+    /// Whether TLS protects the connection.
+    pub https: bool,
     pub host: Option<&'r str>,
     pub trusted: &'r [IpNet],
 }
@@ -73,7 +78,7 @@ pub(super) struct ClientSide<'r> {
 impl ClientSide<'_> {
     /// Whether the peer is a proxy whose `X-Forwarded-*` count.
     fn is_trusted(&self) -> bool {
-        self.peer.is_some_and(|peer| self.trusts(unmapped(peer.ip())))
+        trusts(self.trusted, self.peer)
     }
 
     fn trusts(&self, address: IpAddr) -> bool {
@@ -102,6 +107,11 @@ impl ClientSide<'_> {
     }
 }
 
+/// Whether a peer is one of these networks.
+pub(super) fn trusts(networks: &[IpNet], peer: Option<SocketAddr>) -> bool {
+    peer.is_some_and(|peer| networks.iter().any(|network| network.contains(&unmapped(peer.ip()))))
+}
+
 /// Rewrites the head: what the client may not say is removed, then ours is set.
 pub(super) fn rewrite(
     head: &mut RequestHeader,
@@ -115,7 +125,11 @@ pub(super) fn rewrite(
     let kept = |head: &RequestHeader, name: &str| {
         if trusted { head.headers.get(name).cloned() } else { None }
     };
-    let proto = kept(head, "x-forwarded-proto").unwrap_or(HeaderValue::from_static("http"));
+    let proto = kept(head, FORWARDED_PROTO).unwrap_or(HeaderValue::from_static(if client.https {
+        "https"
+    } else {
+        "http"
+    }));
     let forwarded_host = kept(head, "x-forwarded-host")
         .or_else(|| client.host.and_then(|host| HeaderValue::from_str(host).ok()));
 
@@ -252,7 +266,8 @@ mod tests {
                 headers.append("x-forwarded-for", HeaderValue::from_bytes(line).unwrap());
             }
             let peer = Some(peer.parse().unwrap());
-            let client = ClientSide { id: RequestId::new(), peer, host: None, trusted: &trusted };
+            let client =
+                ClientSide { id: RequestId::new(), peer, host: None, https: false, trusted: &trusted };
             client.address(&headers).unwrap().to_string()
         };
         let cases: &[(&str, &[&[u8]], &str)] = &[

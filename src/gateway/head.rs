@@ -7,7 +7,7 @@ use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE};
 use pingora::http::RequestHeader;
 
 /// Largest head, in bytes of request line and headers.
-const MAX_HEAD: usize = 32 * 1024;
+pub(super) const MAX_HEAD: usize = 32 * 1024;
 
 /// Refuses what two parsers could read in two ways, and what wants another protocol. `raw` gives
 /// the head as it came: Pingora takes a Content-Length away that stood beside Transfer-Encoding.

@@ -8,8 +8,10 @@ pub mod access_log;
 mod answer;
 mod body;
 pub mod caps;
+pub mod client;
 mod forward;
 mod head;
+pub mod live;
 mod own;
 pub mod pipeline;
 pub mod refusal;
@@ -17,7 +19,6 @@ pub mod server;
 pub mod traffic;
 
 use crate::{
-    config::proxy::Timeouts,
     domain::ids::RequestId,
     limits::{buffer::Reservation, parked::Slot},
     metering::{
@@ -32,12 +33,14 @@ use async_trait::async_trait;
 use body::{Collector, Inspection, Subject};
 use bytes::Bytes;
 use caps::{Denied, RateHeaders};
-use forward::{ClientSide, Forward};
+use client::{Complete, Storing};
+use forward::{ClientSide, FORWARDED_PROTO, Forward};
 use http::{
-    HeaderValue, StatusCode,
-    header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, TRANSFER_ENCODING},
+    HeaderValue, StatusCode, Version,
+    header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, HOST, TRANSFER_ENCODING},
 };
 use ipnet::IpNet;
+use live::{Live, Settings};
 use pingora::{
     Error, ErrorSource, ErrorType, Result,
     http::{RequestHeader, ResponseHeader},
@@ -50,7 +53,7 @@ use refusal::Refusal;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant, SystemTime},
 };
@@ -75,8 +78,7 @@ const CLIENT_GONE: &str = "client_gone";
 /// The front door.
 pub struct Gateway {
     pipeline: Pipeline,
-    timeouts: Timeouts,
-    trusted_proxies: Vec<IpNet>,
+    live: Arc<Live>,
     tenant_header: bool,
     portal: Portal,
     load: Arc<Load>,
@@ -91,6 +93,11 @@ pub struct Gateway {
 pub struct Load {
     in_flight: AtomicUsize,
     draining: AtomicBool,
+    connections: AtomicUsize,
+    refused_in_all: AtomicU64,
+    refused_by_address: AtomicU64,
+    failed_handshakes: AtomicU64,
+    left: AtomicU64,
 }
 
 impl Load {
@@ -102,6 +109,26 @@ impl Load {
     /// Whether the proxy is on its way out.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+
+    /// Connections of clients.
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// Connections that were refused since the start: for all there are, and for those of their address.
+    pub fn refused_connections(&self) -> [u64; 2] {
+        [&self.refused_in_all, &self.refused_by_address].map(|count| count.load(Ordering::Relaxed))
+    }
+
+    /// TLS handshakes that failed or took too long, since the start.
+    pub fn failed_handshakes(&self) -> u64 {
+        self.failed_handshakes.load(Ordering::Relaxed)
+    }
+
+    /// Requests since the start that were finished although nobody took their answer.
+    pub fn finished_without_client(&self) -> u64 {
+        self.left.load(Ordering::Relaxed)
     }
 }
 
@@ -118,6 +145,8 @@ impl Drop for InFlight {
 /// What is known of a request so far.
 pub struct Context {
     id: RequestId,
+    /// What was in force when it began.
+    settings: Arc<Settings>,
     began: Instant,
     class: &'static str,
     /// The refusal's, or "ok".
@@ -135,6 +164,8 @@ pub struct Context {
     watch: Option<Watch>,
     refusal: Option<Refusal>,
     connects: usize,
+    /// Of a request that goes to its end whatever becomes of its client, where one connection carries several.
+    storing: Option<Storing>,
     _in_flight: InFlight,
 }
 
@@ -146,6 +177,7 @@ impl ProxyHttp for Gateway {
         self.load.in_flight.fetch_add(1, Ordering::AcqRel);
         Context {
             id: RequestId::new(),
+            settings: self.live.settings(),
             began: Instant::now(),
             class: NO_CLASS,
             code: OK,
@@ -158,6 +190,7 @@ impl ProxyHttp for Gateway {
             watch: None,
             refusal: None,
             connects: 0,
+            storing: None,
             _in_flight: InFlight(Arc::clone(&self.load)),
         }
     }
@@ -166,7 +199,7 @@ impl ProxyHttp for Gateway {
         // The default is a compressor that is switched off but still in everybody's way.
     }
 
-    async fn early_request_filter(&self, session: &mut Session, _: &mut Context) -> Result<()> {
+    async fn early_request_filter(&self, session: &mut Session, ctx: &mut Context) -> Result<()> {
         // Pingora forgets these after each request, and would then wait for ever (D21). What it has
         // decided to close (HTTP/1.0, doubtful framing) stays so.
         let may_go_on = match session.as_downstream() {
@@ -174,9 +207,16 @@ impl ProxyHttp for Gateway {
             _ => true,
         };
         let keep = may_go_on && !self.load.draining.load(Ordering::Acquire);
-        session.set_keepalive(keep.then(|| self.timeouts.keepalive.as_secs().max(1)));
-        session.as_downstream_mut().set_read_timeout(Some(self.timeouts.client_read));
-        session.as_downstream_mut().set_write_timeout(Some(self.timeouts.upstream));
+        session.set_keepalive(keep.then(|| ctx.settings.timeouts.keepalive.as_secs().max(1)));
+        session.as_downstream_mut().set_read_timeout(Some(ctx.settings.timeouts.client_read));
+        session.as_downstream_mut().set_write_timeout(Some(ctx.settings.timeouts.upstream));
+        // What is sent behind a request that waits is the next one.
+        session.as_downstream_mut().set_pipelining_enabled(true);
+        let Some(connection) = client::connection(session) else { return Ok(()) };
+        connection.head_is_complete();
+        if connection.is_secure() {
+            note_tls(session, &ctx.settings.trusted_proxies)?;
+        }
         Ok(())
     }
 
@@ -187,12 +227,20 @@ impl ProxyHttp for Gateway {
             answer::refuse(session, ctx.id, refusal).await?;
             return Ok(true);
         }
+        if let Some(name) = client::connection(session).and_then(|connection| connection.name())
+            && !self.pipeline.is_meant(name, head::host(head)).await
+        {
+            let refusal = Refusal::UnknownCluster;
+            ctx.code = refusal.wire().code;
+            answer::refuse(session, ctx.id, refusal).await?;
+            return Ok(true);
+        }
         if let Some(route) = head::target(head).and_then(|target| Route::of(target.path)) {
             ctx.class = "own";
             ctx.code = self.serve_own(session, ctx.id, route).await?;
             return Ok(true);
         }
-        let judged = match self.pipeline.admit(head).await {
+        let judged = match self.pipeline.admit(head, &ctx.settings.timeouts).await {
             Ok(admitted) => {
                 ctx.class = admitted.class.word();
                 self.apply_caps(session, ctx, admitted).await
@@ -217,7 +265,7 @@ impl ProxyHttp for Gateway {
             return Err(refused(ctx, Refusal::Internal));
         };
         ctx.cell.0.get_or_insert_with(Instant::now);
-        match forward.peer(ctx.connects, &self.timeouts) {
+        match forward.peer(ctx.connects, &ctx.settings.timeouts) {
             Some(peer) => Ok(Box::new(peer)),
             None => Err(refused(ctx, Refusal::CellUnreachable)),
         }
@@ -231,7 +279,13 @@ impl ProxyHttp for Gateway {
     ) -> Result<()> {
         let peer = session.client_addr().and_then(|address| address.as_inet()).copied();
         let head = session.req_header();
-        let client = ClientSide { id: ctx.id, peer, host: head::host(head), trusted: &self.trusted_proxies };
+        let client = ClientSide {
+            id: ctx.id,
+            peer,
+            https: client::connection(session).is_some_and(|connection| connection.is_secure()),
+            host: head::host(head),
+            trusted: &ctx.settings.trusted_proxies,
+        };
         let rewritten = match (&ctx.forward, head::target(head)) {
             (Some(forward), Some(target)) => {
                 forward::rewrite(upstream, target, &forward.cluster, &client, self.tenant_header)
@@ -252,11 +306,18 @@ impl ProxyHttp for Gateway {
 
     async fn request_body_filter(
         &self,
-        _: &mut Session,
+        session: &mut Session,
         body: &mut Option<Bytes>,
         end_of_stream: bool,
         ctx: &mut Context,
     ) -> Result<()> {
+        if let (true, Some(forward), Some(connection)) =
+            (end_of_stream, &ctx.forward, client::connection(session))
+        {
+            let interim = session.req_header().version == Version::HTTP_11;
+            let (stores, parks) = (forward.metered.stores(), forward.parks);
+            ctx.storing = connection.request_is_complete(Complete { stores, parks, interim });
+        }
         if let Some((whole, _)) = &mut ctx.whole {
             // Pingora replays the last part, once, as the end of the body.
             *body = Some(std::mem::take(whole));
@@ -436,9 +497,6 @@ impl Gateway {
     ) -> Result<(), Denied> {
         let caps = &self.pipeline.caps;
         let forward = ctx.forward.insert(admitted.forward);
-        // What a cell stores is counted even when nobody waits for its answer any more.
-        let stores = forward.metered.is_read() && forward.metered != MeteredRoute::Pop;
-        session.as_downstream_mut().set_abort_on_close(!stores);
         let Some(Inspection { subject, length }) = admitted.inspection else {
             return self.judge(ctx, None, &[]);
         };
@@ -448,7 +506,7 @@ impl Gateway {
         if length.is_none() && session.as_downstream_mut().is_body_empty() {
             return self.judge(ctx, Some(subject), &[]);
         }
-        let (ceiling, limit) = (self.pipeline.max_body_bytes, self.timeouts.body);
+        let (ceiling, limit) = (self.pipeline.max_body_bytes, ctx.settings.timeouts.body);
         if !matches!(session.as_downstream(), HttpSession::H1(_)) {
             ctx.collector = Some(Collector::new(subject, ceiling, limit, memory));
             return Ok(());
@@ -468,7 +526,8 @@ impl Gateway {
     fn line(&self, session: &Session, ctx: &Context, finished: Finished, counts: Counts) -> Line {
         let head = session.req_header();
         let peer = session.client_addr().and_then(|address| address.as_inet()).copied();
-        let client = ClientSide { id: ctx.id, peer, host: None, trusted: &self.trusted_proxies };
+        let client =
+            ClientSide { id: ctx.id, peer, host: None, https: false, trusted: &ctx.settings.trusted_proxies };
         let traceparent = head.headers.get("traceparent");
         Line {
             time: SystemTime::now(),
@@ -513,6 +572,24 @@ impl Gateway {
         }
         Ok(())
     }
+}
+
+/// Says in the head what TLS has told, for all who look there.
+fn note_tls(session: &mut Session, trusted: &[IpNet]) -> Result<()> {
+    let peer = session.client_addr().and_then(|address| address.as_inet()).copied();
+    let head = session.req_header_mut();
+    // A balancer that encrypts towards us knows better.
+    let told = forward::trusts(trusted, peer) && head.headers.contains_key(FORWARDED_PROTO);
+    if !told {
+        head.insert_header(FORWARDED_PROTO, "https")?;
+    }
+    if let (Version::HTTP_2, Some(authority)) = (head.version, head.uri.authority())
+        && !head.headers.contains_key(HOST)
+    {
+        let host = authority.as_str().to_owned();
+        head.insert_header(HOST, host)?;
+    }
+    Ok(())
 }
 
 /// Remembers why, for `fail_to_proxy`, and ends Pingora's part.

@@ -59,12 +59,15 @@ impl Gateway {
         let form = if posted { read_form(session).await? } else { Vec::new() };
         let peer = session.client_addr().and_then(|address| address.as_inet()).copied();
         let head = session.req_header();
-        let client = ClientSide { id, peer, host: head::host(head), trusted: &self.trusted_proxies };
+        let settings = self.live.settings();
+        let https = is_by_https(&head.headers);
+        let client =
+            ClientSide { id, peer, https, host: head::host(head), trusted: &settings.trusted_proxies };
         let visit = Visit {
             headers: &head.headers,
             query: head.uri.query(),
             client: client.address(&head.headers),
-            https: is_by_https(&head.headers),
+            https,
         };
         let reply = match route {
             Route::Login if posted => auth.log_in(&visit, &form).await,

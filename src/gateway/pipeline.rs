@@ -4,6 +4,7 @@
 use super::{
     body::{Inspection, Subject},
     caps::Caps,
+    client::canonical_name,
     forward::{Forward, budget},
     head::{self, Target},
     refusal::Refusal,
@@ -54,8 +55,6 @@ pub struct Pipeline {
     pub dev_insecure: bool,
     /// Largest body that is inspected.
     pub max_body_bytes: usize,
-    /// Budgets.
-    pub timeouts: Timeouts,
     /// The plans' caps.
     pub caps: Caps,
 }
@@ -86,7 +85,7 @@ struct Identified<'r> {
 
 impl Pipeline {
     /// Every check of a data-plane request whose framing is sound, in order.
-    pub async fn admit(&self, head: &RequestHeader) -> Result<Admitted, Refusal> {
+    pub async fn admit(&self, head: &RequestHeader, timeouts: &Timeouts) -> Result<Admitted, Refusal> {
         let Identified { cluster, principal, target, class } = self.identify(head, Surface::Data).await?;
         if class == RouteClass::Operator && !may(&principal, class) {
             return Err(Refusal::RouteBlocked);
@@ -112,11 +111,27 @@ impl Pipeline {
         let may_consume = may(&principal, RouteClass::Consume);
         let subject = subject(class, target.path, feature_gated, may_consume, block);
         let inspection = self.inspection(head, class, subject)?;
-        let budget = budget(target, &self.timeouts);
+        let budget = budget(target, timeouts);
         let parks = route::long_poll_wait_ms(target.path, target.query).is_some();
         let metered = MeteredRoute::of(class, target.path);
         let forward = Forward { cluster, principal, budget, counters, parks, metered };
         Ok(Admitted { class, forward, inspection })
+    }
+
+    /// Whether a request for `host` may come where TLS was told `name`: they do not name different clusters.
+    pub async fn is_meant(&self, name: &str, host: Option<&str>) -> bool {
+        let host = host.map(canonical_name);
+        if host.as_deref() == Some(name) {
+            return true;
+        }
+        let Directory::Control(identity) = &self.directory else { return true };
+        let (mut named, mut asked) = (None, None);
+        for (host, cluster) in [(Some(name), &mut named), (host.as_deref(), &mut asked)] {
+            if !self.is_shared(host) {
+                *cluster = self.resolve(&identity.control, host).await.ok().map(|cluster| cluster.id);
+            }
+        }
+        named == asked
     }
 
     /// On which cluster a request would act, and as whom.

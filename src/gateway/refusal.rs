@@ -16,6 +16,10 @@ pub enum Refusal {
     Framing(&'static str),
     /// The request's head is too large.
     HeadTooLarge,
+    /// The request's head did not arrive in time.
+    HeadLate,
+    /// There are as many clients as there may be, or as many of one address.
+    NoPlace,
     /// No cluster for the host.
     UnknownCluster,
     /// Not a route for tenants.
@@ -92,6 +96,8 @@ impl Refusal {
         let (status, code, text) = match self {
             Self::Framing(text) => (400, "invalid_request", text),
             Self::HeadTooLarge => (431, "invalid_request", "the request head is too large"),
+            Self::HeadLate => (408, "request_incomplete", "the request head did not arrive in time"),
+            Self::NoPlace => (503, "unavailable", "too many clients; try again"),
             Self::UnknownCluster => (421, "cluster_unknown", "no cluster for this host"),
             Self::RouteBlocked => (404, "route_blocked", "not available"),
             Self::MethodNotAllowed => (405, "method_not_allowed", "method not allowed"),
@@ -160,7 +166,9 @@ impl Refusal {
         };
         let retry_after = match self {
             Self::Portal(AuthRefusal::TooMany(seconds)) => Some(seconds),
-            Self::Portal(AuthRefusal::Busy | AuthRefusal::Unavailable) | Self::NoMemory => Some(1),
+            Self::Portal(AuthRefusal::Busy | AuthRefusal::Unavailable) | Self::NoMemory | Self::NoPlace => {
+                Some(1)
+            }
             _ => None,
         };
         Wire { status, code, text: Cow::Borrowed(text), retry_after }
@@ -168,7 +176,15 @@ impl Refusal {
 
     /// Whether the client's connection must end: its next bytes cannot be trusted to be a request.
     pub fn ends_connection(self) -> bool {
-        matches!(self, Self::Framing(_) | Self::HeadTooLarge | Self::ClientStalled | Self::Internal)
+        matches!(
+            self,
+            Self::Framing(_)
+                | Self::HeadTooLarge
+                | Self::HeadLate
+                | Self::NoPlace
+                | Self::ClientStalled
+                | Self::Internal
+        )
     }
 }
 
@@ -214,6 +230,8 @@ mod tests {
         let all = [
             Refusal::Framing("two lengths"),
             Refusal::HeadTooLarge,
+            Refusal::HeadLate,
+            Refusal::NoPlace,
             Refusal::UnknownCluster,
             Refusal::RouteBlocked,
             Refusal::MethodNotAllowed,

@@ -4,6 +4,8 @@ use super::{
     Gateway, Load,
     access_log::AccessLog,
     caps::Caps,
+    client::Edge,
+    live::Live,
     pipeline::{Directory, Pipeline},
     traffic::Clusters,
 };
@@ -17,10 +19,10 @@ use crate::{
 };
 use async_trait::async_trait;
 use pingora::{
-    apps::HttpServerOptions,
     listeners::{L4BufferSettings, ListenerConfig},
-    proxy::http_proxy_service_with_name,
+    proxy::HttpProxy,
     server::{RunArgs, Server, ShutdownSignal, ShutdownSignalWatch, configuration::ServerConf},
+    services::listening::Service,
 };
 use std::{
     net::{SocketAddr, TcpListener},
@@ -29,9 +31,8 @@ use std::{
 };
 use tokio::time::{Instant, sleep};
 
-/// Requests one client connection may carry, so that balancers spread again now and then and
-/// per-connection memory is freed.
-const REQUESTS_PER_CONNECTION: u32 = 10_000;
+/// Bytes read at once for TLS.
+const TLS_BUFFER: usize = 16 << 10;
 /// After the listener has closed, how long Pingora waits before it stops its runtimes, in seconds.
 const GRACE_S: u64 = 1;
 
@@ -49,9 +50,6 @@ pub enum ServeError {
     /// The threads that check passwords.
     #[error("cannot start the threads that check passwords: {0}")]
     Threads(std::io::Error),
-    /// Pingora refuses its settings.
-    #[error("the gateway cannot be set up")]
-    Setup,
 }
 
 /// Where the gateway leaves word of what it does.
@@ -66,6 +64,8 @@ pub struct Watched {
     pub clusters: Arc<Clusters>,
     /// The log of requests, if there is to be one.
     pub access_log: Option<AccessLog>,
+    /// Settings that may change, and TLS.
+    pub live: Arc<Live>,
 }
 
 /// Serves until SIGTERM or SIGINT, then finishes what is running. Blocks; must not be called from
@@ -76,7 +76,7 @@ pub fn run(
     caps: Caps,
     watched: Watched,
 ) -> Result<(), ServeError> {
-    let Watched { load, metrics, meter, clusters, access_log } = watched;
+    let Watched { load, metrics, meter, clusters, access_log, live } = watched;
     let address = SocketAddr::from(config.bind);
     // Pingora would panic later; this says it in a line.
     drop(TcpListener::bind(address).map_err(|reason| ServeError::Listen { address, reason })?);
@@ -113,34 +113,33 @@ pub fn run(
             shared_hosts: config.shared_hosts.clone(),
             dev_insecure: config.dev_insecure,
             max_body_bytes: config.max_body_bytes,
-            timeouts: config.timeouts,
             caps,
         },
-        timeouts: config.timeouts,
-        trusted_proxies: config.trusted_proxies.clone(),
+        live: Arc::clone(&live),
         tenant_header: config.tenant_header,
         portal,
         load: Arc::clone(&load),
-        metrics,
+        metrics: Arc::clone(&metrics),
         meter,
         clusters,
         access_log,
     };
-    let mut service = http_proxy_service_with_name(&server.configuration, gateway, "gateway");
-    let mut options = HttpServerOptions::default();
-    options.keepalive_request_limit = Some(REQUESTS_PER_CONNECTION);
-    options.h2_idle_timeout = Some(config.timeouts.keepalive);
-    service.app_logic_mut().ok_or(ServeError::Setup)?.server_options = Some(options);
-    // Heads are read into a buffer of their own; this one would only cost memory per connection.
-    let listener = ListenerConfig::tcp(address.to_string()).l4_buffer(L4BufferSettings::default().read(0));
+    let proxy = HttpProxy::new(gateway, Arc::clone(&server.configuration));
+    let edge = Edge::new(proxy, Arc::clone(&live), metrics, Arc::clone(&load));
+    let mut service = Service::new("gateway".to_owned(), edge);
+    // Heads are read into a buffer of their own; this one would only cost memory per connection. TLS reads in
+    // small pieces.
+    let buffer = if live.tls.is_some() { TLS_BUFFER } else { 0 };
+    let listener =
+        ListenerConfig::tcp(address.to_string()).l4_buffer(L4BufferSettings::default().read(buffer));
     service.add_listener(listener);
     server.add_service(service);
 
-    tracing::info!(%address, dev_static = config.dev_cell.is_some(), "queen-proxy up");
+    tracing::info!(%address, tls = live.tls.is_some(), dev_static = config.dev_cell.is_some(), "queen-proxy up");
     if config.dev_insecure {
         tracing::warn!("QUEEN_PROXY_DEV_INSECURE is on: nobody is authenticated");
     }
-    let watch = DrainFirst { load, limit: config.timeouts.drain };
+    let watch = DrainFirst { load, live };
     server.run(RunArgs { shutdown_signal: Box::new(watch) });
     tracing::info!("queen-proxy down");
     Ok(())
@@ -149,19 +148,19 @@ pub fn run(
 /// Waits for the signal, then for running requests, and only then lets Pingora end.
 struct DrainFirst {
     load: Arc<Load>,
-    limit: Duration,
+    live: Arc<Live>,
 }
 
 #[async_trait]
 impl ShutdownSignalWatch for DrainFirst {
     async fn recv(&self) -> ShutdownSignal {
-        if let Err(error) = stop_signal().await {
+        if let Err(error) = stop_signal(self.live.hangup_stops).await {
             tracing::error!(%error, "signals cannot be watched: shutting down");
             return ShutdownSignal::FastShutdown;
         }
         tracing::info!("draining");
         self.load.draining.store(true, Ordering::Release);
-        let deadline = Instant::now() + self.limit;
+        let deadline = Instant::now() + self.live.settings().timeouts.drain;
         while self.load.in_flight.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
             sleep(Duration::from_millis(10)).await;
         }

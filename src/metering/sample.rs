@@ -117,6 +117,11 @@ impl MeteredRoute {
         !matches!(self, Self::Other(_))
     }
 
+    /// Whether a cell stores messages that it brings: they count also when nobody waits for the answer any more.
+    pub const fn stores(self) -> bool {
+        self.is_read() && !matches!(self, Self::Pop)
+    }
+
     /// Of a request that was admitted; the path is canonical.
     pub fn of(class: RouteClass, path: &str) -> Self {
         match class {

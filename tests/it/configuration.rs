@@ -258,7 +258,7 @@ fn one_start_names_every_bad_variable() {
                 ("QUEEN_PROXY_DEV_TENANT", "acme"),
                 ("PXDB_SSL_ROOT_CERT", "/root.pem"),
                 ("PXDB_USER", ""),
-                ("QUEEN_PROXY_TLS_CERT", "x"),
+                ("QUEEN_PROXY_TLS_KEY", "x"),
                 ("GOOGLE_CLIENT_SECRET_FILE", "/no/such/file"),
             ]);
         } else {

@@ -60,15 +60,27 @@ fn a_tenancy_header_that_nobody_guards_is_refused() {
 }
 
 #[test]
-fn a_setting_that_would_make_the_proxy_less_safe_when_ignored_stops_the_start() {
-    for name in ["QUEEN_PROXY_TLS_CERT", "QUEEN_PROXY_TLS_KEY"] {
-        for command in ["check", "serve", "migrate"] {
-            let (code, log) = PROXY.run(&[command], &[(name, "x")]);
+fn certificate_and_key_come_together_and_have_to_be_usable() {
+    let (cert, key) = ("QUEEN_PROXY_TLS_CERT", "QUEEN_PROXY_TLS_KEY");
+    let file = |name: &str| format!("{}/tests/it/tls/{name}", env!("CARGO_MANIFEST_DIR"));
+    let (chain, right, wrong) = (file("sec1.pem"), file("sec1.key"), file("pkcs8.key"));
+    let cases: [(&[_], &str); 6] = [
+        (&[(cert, chain.as_str())], "QUEEN_PROXY_TLS_CERT: needs QUEEN_PROXY_TLS_KEY"),
+        (&[(key, right.as_str())], "QUEEN_PROXY_TLS_KEY: needs QUEEN_PROXY_TLS_CERT"),
+        (&[(cert, "/no/such/file"), (key, &right)], "/no/such/file: holds no certificates"),
+        (&[(cert, &right), (key, &right)], "sec1.key: holds no certificates"),
+        (&[(cert, &chain), (key, &chain)], "sec1.pem: holds no private key"),
+        (&[(cert, &chain), (key, &wrong)], "the certificate and its key cannot be used"),
+    ];
+    for command in ["check", "serve"] {
+        for (set, expected) in cases {
+            let (code, log) = PROXY.run(&[command], set);
             assert_eq!(code, 1, "{log}");
-            assert!(log.contains(&format!("\n  {name}: not in this version yet")), "{log}");
+            assert!(log.contains(expected), "{expected}: {log}");
         }
-        assert_eq!(PROXY.run(&["check"], &[(name, "")]).0, 0, "{name}: empty is unset");
     }
+    assert_eq!(PROXY.run(&["check"], &[(cert, &chain), (key, &right)]).0, 0);
+    assert_eq!(PROXY.run(&["check"], &[(cert, ""), (key, "")]).0, 0, "empty is unset");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::TcpStream,
     time::timeout,
 };
@@ -10,8 +10,8 @@ use tokio::{
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A connection that shows every byte.
-pub struct Socket {
-    stream: TcpStream,
+pub struct Socket<S = TcpStream> {
+    stream: S,
     unread: Vec<u8>,
 }
 
@@ -47,13 +47,33 @@ impl Answer {
 impl Socket {
     /// Connects.
     pub async fn open(port: u16) -> Self {
-        Self { stream: TcpStream::connect(("127.0.0.1", port)).await.unwrap(), unread: Vec::new() }
+        let stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        // What is sent in pieces should arrive in pieces.
+        stream.set_nodelay(true).unwrap();
+        Self { stream, unread: Vec::new() }
     }
 
     /// Connects, when somebody listens there.
     pub async fn try_open(port: u16) -> Option<Self> {
         let stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
         Some(Self { stream, unread: Vec::new() })
+    }
+
+    /// Closes with a reset, as the system of a killed client may.
+    pub fn reset(self) {
+        self.stream.set_zero_linger().unwrap();
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
+    /// Over a stream that is there.
+    pub fn over(stream: S) -> Self {
+        Self { stream, unread: Vec::new() }
+    }
+
+    /// Says that nothing more will be sent.
+    pub async fn close_half(&mut self) {
+        self.stream.shutdown().await.unwrap();
     }
 
     /// Sends bytes; false when the other side has gone.
@@ -79,7 +99,6 @@ impl Socket {
 
     /// One request in pieces, each in a packet of its own, and its answer.
     pub async fn ask_in_pieces(&mut self, pieces: &[&[u8]]) -> Answer {
-        self.stream.set_nodelay(true).unwrap();
         for piece in pieces {
             self.send(piece).await;
             // Nothing tells when the other side has read: this long is usually enough.

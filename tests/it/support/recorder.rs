@@ -40,6 +40,8 @@ pub enum Reply {
     Json(&'static str),
     /// The same after a while, unless the client leaves before.
     Late(Duration),
+    /// 200 with this body once [`Recorder::let_go`] has been called, unless the client leaves before.
+    Kept(String),
     /// Never.
     Never,
     /// Closes the connection after reading the request.
@@ -75,6 +77,7 @@ struct State {
     abandoned: AtomicUsize,
     /// What held pops are answered with.
     released: watch::Sender<Reply>,
+    let_go: watch::Sender<bool>,
 }
 
 impl State {
@@ -101,6 +104,7 @@ impl Recorder {
             heads: AtomicUsize::new(0),
             abandoned: AtomicUsize::new(0),
             released: watch::Sender::new(Reply::Held),
+            let_go: watch::Sender::new(false),
         });
         let shared = Arc::clone(&state);
         let task = tokio::spawn(async move {
@@ -112,8 +116,14 @@ impl Recorder {
         Self { port, state, task }
     }
 
-    /// Changes how it answers.
+    /// Lets the answers go that are kept.
+    pub fn let_go(&self) {
+        self.state.let_go.send_replace(true);
+    }
+
+    /// Changes how it answers; what is kept from now on waits to be let go again.
     pub fn reply(&self, reply: Reply) {
+        self.state.let_go.send_replace(false);
         *self.state.reply.lock().unwrap() = reply;
     }
 
@@ -200,6 +210,14 @@ async fn serve(mut stream: TcpStream, state: Arc<State>) {
                 }
                 "{}"
             }
+            Reply::Kept(body) => {
+                if kept(&mut stream, &state).await {
+                    state.abandoned.fetch_add(1, Ordering::SeqCst);
+                    return;
+                }
+                text = body;
+                &text
+            }
             Reply::Never => {
                 gone(&mut stream, None).await;
                 state.abandoned.fetch_add(1, Ordering::SeqCst);
@@ -239,6 +257,16 @@ async fn gone(stream: &mut TcpStream, delay: Option<Duration>) -> bool {
             let _ = closed.await;
             true
         }
+    }
+}
+
+/// Whether the other side closes before the answer may go.
+async fn kept(stream: &mut TcpStream, state: &State) -> bool {
+    let mut released = state.let_go.subscribe();
+    let mut byte = [0; 1];
+    tokio::select! {
+        _ = released.wait_for(|released| *released) => false,
+        _ = stream.read(&mut byte) => true,
     }
 }
 

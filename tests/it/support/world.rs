@@ -129,6 +129,7 @@ pub struct WorldBuilder {
     relay: bool,
     proxies_migrate: bool,
     cell_behind_relay: bool,
+    admin: u16,
 }
 
 impl WorldBuilder {
@@ -154,6 +155,12 @@ impl WorldBuilder {
     #[allow(clippy::needless_pass_by_value)] // numbers and texts read best at the place of use
     pub fn env(mut self, name: &str, value: impl ToString) -> Self {
         self.environment.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// The (one) proxy has an admin listener.
+    pub fn admin(mut self) -> Self {
+        self.admin = free_port();
         self
     }
 
@@ -231,6 +238,7 @@ impl WorldBuilder {
             cell_environment,
             proxies: Vec::new(),
             environment: self.environment,
+            admin: self.admin,
             proxies_migrate: self.proxies_migrate,
             folder,
         };
@@ -279,6 +287,8 @@ pub struct World {
     pub cell_relay: Option<Relay>,
     /// Each with its port.
     pub proxies: Vec<(u16, Process)>,
+    /// The admin listener's port, or 0.
+    pub admin: u16,
     environment: Vec<(String, String)>,
     cell_environment: Vec<(String, String)>,
     proxies_migrate: bool,
@@ -303,6 +313,7 @@ impl World {
             relay: false,
             proxies_migrate: false,
             cell_behind_relay: false,
+            admin: 0,
         }
     }
 
@@ -344,8 +355,19 @@ impl World {
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .into();
+        if self.admin != 0 {
+            environment.push(("QUEEN_PROXY_ADMIN_ADDR".to_owned(), format!("127.0.0.1:{}", self.admin)));
+        }
         environment.extend(self.environment.iter().cloned());
         environment
+    }
+
+    /// A whole figure of the proxy as its admin listener shows it; zero when it is not there yet.
+    pub async fn figure(&self, name: &str) -> u64 {
+        let answer = Socket::open(self.admin).await.ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
+        let text = String::from_utf8(answer.body).unwrap();
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.map_or(0, |value| value.parse().unwrap())
     }
 
     /// The configuration of a proxy that is part of the test's own process, under the proxies' role.
@@ -436,8 +458,13 @@ impl World {
 
     /// Waits until a proxy answers and hears of changes.
     pub async fn wait_for_proxy(&mut self, index: usize) {
+        let secure = self.environment.iter().any(|(name, _)| name == "QUEEN_PROXY_TLS_CERT");
         let (port, process) = &mut self.proxies[index];
-        wait_for_health(*port).await;
+        if secure {
+            wait_for_listener(*port).await;
+        } else {
+            wait_for_health(*port).await;
+        }
         eventually("the listener is connected", Duration::from_secs(20), async || {
             process.log().contains("listener: connected").then_some(())
         })
@@ -595,6 +622,13 @@ fn start_cell(
 async fn create(server: &Postgresql, database: &str) {
     let statement = sqlx::AssertSqlSafe(format!("CREATE DATABASE {database}"));
     sqlx::query(statement).execute(&mut server.connect("postgres").await).await.unwrap();
+}
+
+async fn wait_for_listener(port: u16) {
+    eventually("the program listens", Duration::from_secs(30), async || {
+        tokio::net::TcpStream::connect(("127.0.0.1", port)).await.ok()
+    })
+    .await;
 }
 
 /// Both programs answer on a path of their own without a credential.

@@ -1,0 +1,279 @@
+//! TLS towards clients, and HTTP/2 over it. The certificates in `tls/` are made for these tests.
+
+use crate::support::{Reply, Socket, Tenant, World, eventually};
+use bytes::Bytes;
+use h2::client::SendRequest;
+use nix::sys::signal::Signal;
+use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion, crypto::ring, version};
+use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject};
+use std::{path::Path, sync::Arc, time::Duration};
+use tempfile::TempDir;
+use tokio::{io::AsyncReadExt, net::TcpStream, time::timeout};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+const LIMIT: Duration = Duration::from_secs(10);
+const GET: &str = "GET /api/v1/kv/ns/k HTTP/1.1\r\n";
+const PUSHED: &str = r#"queen_proxy_usage_messages_total{op="push"}"#;
+
+fn fixture(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/tls").join(name)
+}
+
+/// A folder with chain and key as the proxy is told to find them.
+struct Files(TempDir);
+
+impl Files {
+    fn of(kind: &str) -> Self {
+        let files = Self(TempDir::new().unwrap());
+        files.put(kind, kind);
+        files
+    }
+
+    fn put(&self, chain: &str, key: &str) {
+        std::fs::copy(fixture(&format!("{chain}.pem")), self.path("chain")).unwrap();
+        std::fs::copy(fixture(&format!("{key}.key")), self.path("key")).unwrap();
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    async fn world(&self) -> World {
+        World::builder()
+            .recorder()
+            .admin()
+            .env("QUEEN_PROXY_TLS_CERT", self.path("chain"))
+            .env("QUEEN_PROXY_TLS_KEY", self.path("key"))
+            .env("QUEEN_PROXY_HEAD_TIMEOUT_MS", 1_000)
+            .env("QUEEN_PROXY_METER_FLUSH_MS", 100)
+            .start()
+            .await
+    }
+}
+
+async fn connect(
+    world: &World,
+    name: &str,
+    protocol: &str,
+    versions: &[&'static SupportedProtocolVersion],
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(fixture("ca.pem")).unwrap()).unwrap();
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(versions)
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+    let stream = TcpStream::connect(("127.0.0.1", world.port())).await?;
+    stream.set_nodelay(true)?;
+    let name = ServerName::try_from(name.to_owned()).unwrap();
+    TlsConnector::from(Arc::new(config)).connect(name, stream).await
+}
+
+async fn http1(world: &World, name: &str) -> Socket<TlsStream<TcpStream>> {
+    Socket::over(connect(world, name, "http/1.1", &[&version::TLS13]).await.unwrap())
+}
+
+/// A client of HTTP/2, and the task of its connection.
+async fn http2(world: &World, tenant: &Tenant) -> (SendRequest<Bytes>, tokio::task::JoinHandle<()>) {
+    let stream = connect(world, &tenant.host(), "h2", &[&version::TLS13]).await.unwrap();
+    let (sender, connection) = h2::client::handshake(stream).await.unwrap();
+    (sender.ready().await.unwrap(), tokio::spawn(async { drop(connection.await) }))
+}
+
+fn head(tenant: &Tenant, method: &str, path: &str) -> http::Request<()> {
+    http::Request::builder()
+        .method(method)
+        .uri(format!("https://{}{path}", tenant.host()))
+        .header("authorization", format!("Bearer {}", tenant.key))
+        .body(())
+        .unwrap()
+}
+
+async fn body_of(answer: http::Response<h2::RecvStream>) -> Vec<u8> {
+    let mut body = answer.into_body();
+    let mut all = Vec::new();
+    while let Some(piece) = body.data().await {
+        let piece = piece.unwrap();
+        body.flow_control().release_capacity(piece.len()).unwrap();
+        all.extend(piece);
+    }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_kind_of_key_serves_and_a_reload_drops_nobody() {
+    let files = Files::of("sec1");
+    let world = files.world().await;
+    let acme = world.tenant("acme").await;
+    let request = format!("{GET}{}\r\n", acme.headers());
+    let mut old = http1(&world, &acme.host()).await;
+    let (mut old_http2, _task) = http2(&world, &acme).await;
+    let mut ends = Vec::new();
+    let mut reloads = 0;
+    for kind in ["sec1", "pkcs8", "pkcs1"] {
+        if kind != "sec1" {
+            files.put(kind, kind);
+            world.proxies[0].1.signal(Signal::SIGHUP);
+            reloads += 1;
+            eventually("the reload", LIMIT, async || {
+                let done = world.figure(r#"queen_proxy_config_reloads_total{outcome="ok"}"#).await;
+                (done == reloads).then_some(())
+            })
+            .await;
+        }
+        ends.push(world.figure("queen_proxy_tls_certificate_expiry_timestamp_seconds").await);
+        for version in [&version::TLS12, &version::TLS13] {
+            let stream = connect(&world, &acme.host(), "http/1.1", &[version]).await.unwrap();
+            let shown = stream.get_ref().1.peer_certificates().unwrap();
+            let chain: Vec<_> = CertificateDer::pem_file_iter(fixture(&format!("{kind}.pem")))
+                .unwrap()
+                .collect::<Result<_, _>>()
+                .unwrap();
+            assert_eq!(shown, chain, "the whole chain of {kind}");
+            assert_eq!(Socket::over(stream).ask(&request).await.status, 200, "{kind}");
+        }
+        let (mut sender, _task) = http2(&world, &acme).await;
+        for sender in [&mut sender, &mut old_http2] {
+            let (answer, _) = sender.send_request(head(&acme, "GET", "/api/v1/kv/ns/k"), true).unwrap();
+            let answer = answer.await.unwrap();
+            assert_eq!(answer.status(), 200, "{kind}");
+            assert_eq!(body_of(answer).await, b"{}");
+        }
+        assert_eq!(old.ask(&request).await.status, 200, "the connection from before goes on");
+    }
+    assert!(ends[0] > ends[1] && ends[1] > ends[2], "each chain has an end of its own: {ends:?}");
+    for seen in world.recorder().take() {
+        assert_eq!(seen.all("x-forwarded-proto"), ["https"]);
+        assert_eq!(seen.all("x-forwarded-host"), [acme.host()]);
+    }
+    // What cannot be used changes nothing, and is said.
+    let before = world.figure("queen_proxy_tls_certificate_expiry_timestamp_seconds").await;
+    for (refused, (chain, key)) in [(1, ("sec1", "pkcs8")), (2, ("pkcs1", "sec1"))] {
+        files.put(chain, key);
+        world.proxies[0].1.signal(Signal::SIGHUP);
+        eventually("the refusal", LIMIT, async || {
+            let done = world.figure(r#"queen_proxy_config_reloads_total{outcome="refused"}"#).await;
+            (done == refused).then_some(())
+        })
+        .await;
+        assert_eq!(http1(&world, &acme.host()).await.ask(&request).await.status, 200);
+    }
+    assert_eq!(world.figure("queen_proxy_tls_certificate_expiry_timestamp_seconds").await, before);
+    assert!(world.proxies[0].1.log().contains("configuration NOT reloaded"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_the_handshake_did_not_name_is_misdirected() {
+    let files = Files::of("sec1");
+    let world = files.world().await;
+    let acme = world.tenant("acme").await;
+    let globex = world.tenant("globex").await;
+    let ask = async |name: &str, host: &str, key: &str| {
+        let request = format!("{GET}Host: {host}\r\nAuthorization: Bearer {key}\r\n\r\n");
+        http1(&world, name).await.ask(request).await
+    };
+    let (own, other) = (acme.host(), globex.host());
+    assert_eq!(ask(&own, &own, &acme.key).await.status, 200);
+    let upper = own.to_ascii_uppercase();
+    assert_eq!(ask(&own, &format!("{upper}.:443"), &acme.key).await.status, 200, "another spelling");
+    assert_eq!(ask(&own, "acme-prod.elsewhere.example", &acme.key).await.status, 200, "the same cluster");
+    for (name, host) in [(&other, &own), (&"localhost".to_owned(), &own)] {
+        let answer = ask(name, host, &acme.key).await;
+        assert_eq!((answer.status, answer.code().as_str()), (421, "cluster_unknown"), "{name} {host}");
+    }
+    // By address there is no name in the handshake; the certificate names none either.
+    assert!(connect(&world, "127.0.0.1", "http/1.1", &[&version::TLS13]).await.is_err());
+    assert!(world.figure("queen_proxy_tls_handshake_failures_total").await >= 1);
+    let (mut sender, _task) = http2(&world, &acme).await;
+    let (answer, _) = sender.send_request(head(&globex, "GET", "/api/v1/kv/ns/k"), true).unwrap();
+    assert_eq!(answer.await.unwrap().status(), 421);
+    let (answer, _) = sender.send_request(head(&acme, "GET", "/api/v1/kv/ns/k"), true).unwrap();
+    assert_eq!(answer.await.unwrap().status(), 200, "the connection goes on");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn over_http2_too_a_push_whose_client_left_counts_and_a_poll_is_cancelled() {
+    let files = Files::of("sec1");
+    let world = files.world().await;
+    let acme = world.tenant("acme").await;
+    let body = Bytes::from_static(br#"{"items":[{"queue":"q","payload":1},{"queue":"q","payload":2}]}"#);
+    let answer = r#"[{"index":0,"status":"queued"},{"index":1,"status":"queued"}]"#;
+    let mut expected = 0;
+    for way in ["stays", "resets the stream", "drops the connection"] {
+        world.recorder().reply(Reply::Kept(answer.to_owned()));
+        let seen = world.recorder().count();
+        let (mut sender, task) = http2(&world, &acme).await;
+        let (answer, mut upload) = sender.send_request(head(&acme, "POST", "/api/v1/push"), false).unwrap();
+        upload.send_data(body.clone(), true).unwrap();
+        eventually("the push is at the cell", LIMIT, async || {
+            (world.recorder().count() > seen).then_some(())
+        })
+        .await;
+        if way == "drops the connection" {
+            task.abort();
+            let _ = task.await;
+        } else if way == "resets the stream" {
+            upload.send_reset(h2::Reason::CANCEL);
+            drop(answer);
+            // What is asked behind the reset shows that it has arrived.
+            let (answer, _) = sender.send_request(head(&acme, "GET", "/healthz"), true).unwrap();
+            assert_eq!(answer.await.unwrap().status(), 200);
+            world.recorder().let_go();
+        } else {
+            world.recorder().let_go();
+            assert_eq!(answer.await.unwrap().status(), 200);
+        }
+        world.recorder().let_go();
+        expected += 2;
+        eventually("the messages are counted", LIMIT, async || {
+            (world.figure(PUSHED).await >= expected).then_some(())
+        })
+        .await;
+        assert_eq!((world.figure(PUSHED).await, world.recorder().abandoned()), (expected, 0), "{way}");
+        // The one task is gone with its connection, the others end theirs now.
+        drop(sender);
+    }
+    world.recorder().reply(Reply::Never);
+    for (cancelled, drops) in [(1, false), (2, true)] {
+        let seen = world.recorder().count();
+        let (mut sender, task) = http2(&world, &acme).await;
+        let poll = head(&acme, "GET", "/api/v1/pop/queue/q?wait=true&timeout=30000");
+        let (answer, mut stream) = sender.send_request(poll, true).unwrap();
+        eventually("the poll is at the cell", LIMIT, async || {
+            (world.recorder().count() > seen).then_some(())
+        })
+        .await;
+        if drops {
+            task.abort();
+        } else {
+            stream.send_reset(h2::Reason::CANCEL);
+        }
+        eventually("the cell's request is cancelled", Duration::from_secs(1), async || {
+            (world.recorder().abandoned() == cancelled).then_some(())
+        })
+        .await;
+        drop(answer);
+    }
+    eventually("nothing is left behind", LIMIT, async || {
+        let flying = world.figure("queen_proxy_requests_in_flight").await;
+        let connections = world.figure("queen_proxy_client_connections").await;
+        (flying == 0 && connections == 0).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_says_nothing_is_given_up() {
+    let files = Files::of("sec1");
+    let world = files.world().await;
+    let acme = world.tenant("acme").await;
+    let mut silent = TcpStream::connect(("127.0.0.1", world.port())).await.unwrap();
+    let mut byte = [0; 1];
+    let end = timeout(LIMIT, silent.read(&mut byte)).await.expect("no handshake");
+    assert!(matches!(end, Ok(0) | Err(_)));
+    let mut silent = connect(&world, &acme.host(), "h2", &[&version::TLS13]).await.unwrap();
+    let mut all = Vec::new();
+    timeout(LIMIT, silent.read_to_end(&mut all)).await.expect("no preface").unwrap_or_default();
+}
