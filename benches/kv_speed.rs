@@ -29,7 +29,8 @@ const KEYS: u64 = 100_000;
 const VALUE: &str = r#"{"name": "counter of something", "n": 12345, "note": "abcdefghijklmnopqrstuvwxyz"}"#;
 const TENANT: &str = "00000000-0000-0000-0000-000000000001";
 /// Cells to compare: their name, and what their environment adds.
-const CELLS: [(&str, &[(&str, &str)]); 1] = [("cell", &[])];
+const CELLS: [(&str, &[(&str, &str)]); 2] =
+    [("cell", &[("QUEEN_KV_GROUP_CALLS", "1")]), ("cell, grouped", &[("QUEEN_KV_GROUP_CALLS", "32")])];
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -27,7 +27,15 @@ CREATE TABLE IF NOT EXISTS queen.kv (
 );
 
 -- Truncation by vacuum needs ACCESS EXCLUSIVE, which stops even readers: switched off, as part of the lock
--- order. The fill factor is chosen by analogy (counters should stay HOT) and has not been measured.
+-- order.
+--
+-- fillfactor, measured 2026-11-30 on PostgreSQL 15.18 (benches/kv_numbers.rs: 4 sessions, 2000 keys, 6 s each):
+-- counters at 50, 70, 85, 100: 100, 99.9, 95.3, 93.1 % of the updates HOT, heap grown by 0, 0, 0.2, 0.3 MB.
+-- Rewritten keys with a lifetime are never HOT, because expires_at is indexed; their heap grew by 0, 0.4, 1.2,
+-- 1.9 MB. So 70 stays: below it nothing more is gained, above it counters lose.
+--
+-- autovacuum, the same day and program, for 20 s with a naptime of 1 s: 4 vacuums of the table in each load, none
+-- of which was running at any look each 20 ms.
 ALTER TABLE queen.kv SET (
     fillfactor = 70,
     autovacuum_vacuum_scale_factor = 0,

@@ -82,6 +82,11 @@ $$;
 -- Measures every tenant: live rows and the stored size of their values (without fetching what is stored out
 -- of line), and writes kv_usage. On a large table eight shards stand for all of them.
 --
+-- Measured 2026-11-30 on PostgreSQL 15.18, 2 shared cores (benches/kv_numbers.rs, 100 tenants), exact and sampled:
+-- 0.5 M rows 0.39 and 0.34 s, 2 M 4.0 and 3.4 s, 5 M 9.0 and 5.4 s, 10 M 22 and 15 s. Both read the whole heap,
+-- since no index leads to the shard of a row that lives for ever. The sample misses the total by 0.01 to 0.24 %,
+-- a tenant on average by 4.2, 2.1, 1.4, 1.1 % and at worst by 28, 20, 10, 14 %.
+--
 -- Also tenants without a live row are measured, when they have a quota or were measured before: otherwise
 -- one that has emptied its store would keep its last figures, and one that was refused before it was ever
 -- measured would stay refused. Timers live elsewhere and count as none here.

@@ -34,6 +34,9 @@ pub struct CellConfig {
     pub cell_secret: Option<Secret>,
     /// Connections to the database, at least 1; the number of KV calls that run at once (`DB_POOL_SIZE`).
     pub pool_size: u32,
+    /// Most calls of one operation that share a commit when they wait together, 1 to 256; 1 gives each its own
+    /// (`QUEEN_KV_GROUP_CALLS`).
+    pub group_calls: u32,
     /// Longest run of one statement in milliseconds, 1 to 2147483647 (`QUEEN_STMT_TIMEOUT_MS`).
     pub stmt_timeout_ms: u64,
     /// Largest request body in bytes (`QUEEN_MAX_BODY_BYTES`).
@@ -70,6 +73,9 @@ impl CellConfig {
         if self.pool_size == 0 {
             return Err(CellError::Setting("DB_POOL_SIZE must be at least 1"));
         }
+        if !(1..=256).contains(&self.group_calls) {
+            return Err(CellError::Setting("QUEEN_KV_GROUP_CALLS must be from 1 to 256"));
+        }
         if self.stmt_timeout_ms == 0 || self.stmt_timeout_ms > 2_147_483_647 {
             return Err(CellError::Setting("QUEEN_STMT_TIMEOUT_MS must be from 1 to 2147483647"));
         }
@@ -100,6 +106,7 @@ pub(super) mod tests {
             kv_trusted_proxy: false,
             cell_secret: Some(Secret::new("cell-secret")),
             pool_size: 16,
+            group_calls: 32,
             stmt_timeout_ms: 30_000,
             max_body_bytes: 64 * 1024 * 1024,
             kv_max_value_bytes: 65_536,
@@ -115,13 +122,15 @@ pub(super) mod tests {
     #[test]
     fn refusals_at_boot() {
         type Change = fn(&mut CellConfig);
-        let cases: [(&str, Change, bool); 7] = [
+        let cases: [(&str, Change, bool); 9] = [
             ("defaults", |_| (), true),
             ("tenancy alone", |c| c.tenancy_header = true, false),
             ("trusted alone", |c| c.kv_trusted_proxy = true, true),
             ("both", |c| (c.tenancy_header, c.kv_trusted_proxy) = (true, true), true),
             ("empty secret", |c| c.cell_secret = Some(Secret::new("")), false),
             ("no pool", |c| c.pool_size = 0, false),
+            ("no group", |c| c.group_calls = 0, false),
+            ("a group too large", |c| c.group_calls = 257, false),
             ("no statement timeout", |c| c.stmt_timeout_ms = 0, false),
         ];
         for (name, change, accepted) in cases {

@@ -57,7 +57,7 @@ pub enum CellError {
 }
 
 /// Why a request is not answered with results.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub(super) enum KvError {
     #[error("no such route")]
     NoSuchRoute,

@@ -2,7 +2,7 @@
 //!
 //! A call walks one way: `server` accepts it, `routes` names it, `access` and `tenant` say whose it is,
 //! `request` turns it into the text of an operation array, `gate` lets it in, `store` hands that text to the one
-//! SQL entry over a connection of `pool`. Beside that, `control` listens for switches and quotas, and `sweeper`
+//! SQL entry over a connection of `pool`, together with others by way of `lanes`. Beside that, `control` listens for switches and quotas, and `sweeper`
 //! removes and measures, on connections of their own (`line`).
 //! Values and numbers are never decoded on the way: they pass as JSON text in both directions.
 
@@ -18,6 +18,7 @@ mod errors;
 mod gate;
 mod json;
 mod ladder;
+mod lanes;
 mod latch;
 mod line;
 mod members;

@@ -19,7 +19,7 @@ const TERSE: &str = "SELECT set_config('log_error_verbosity', 'terse', false) \
                        FROM pg_roles WHERE rolname = current_user AND rolsuper";
 
 /// Longest wait for a call that is running to give its connection back.
-const SLOT_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const SLOT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Longest wait for the server to accept a connection, all attempts together. A busy machine needs seconds for
 /// many at once.
@@ -124,10 +124,7 @@ impl CallPool {
                 tracing::info!("writes are taken again");
             }
         } else {
-            self.gate.metrics.rejected(Rejection::Pool);
-            if self.gate.shed.failed(self.gate.clock.now()) {
-                tracing::warn!("no connection for many calls in a row: writes are shed");
-            }
+            self.turned_away();
         }
         outcome
     }
@@ -161,12 +158,35 @@ impl CallPool {
             return Ok(slot);
         }
         let waiting = Waiting::begin(&self.waiting);
-        if waiting.others >= self.size * WAITING_PER_SLOT {
+        if waiting.others >= self.most_waiting() {
             return Err(EXHAUSTED);
         }
         match timeout(SLOT_TIMEOUT, Arc::clone(&self.slots).acquire_owned()).await {
             Ok(Ok(slot)) => Ok(slot),
             Ok(Err(_)) | Err(_) => Err(EXHAUSTED),
+        }
+    }
+
+    /// Connections there may be.
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Calls that may wait, of a kind.
+    pub(super) fn most_waiting(&self) -> usize {
+        self.size * WAITING_PER_SLOT
+    }
+
+    pub(super) fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// A call was turned away because others are in the way. Such failures in a row make standalone writes stop
+    /// asking.
+    pub(super) fn turned_away(&self) {
+        self.gate.metrics.rejected(Rejection::Pool);
+        if self.gate.shed.failed(self.gate.clock.now()) {
+            tracing::warn!("no connection for many calls in a row: writes are shed");
         }
     }
 

@@ -48,6 +48,7 @@ impl EdgeLimits {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Call {
     text: String,
+    operations: usize,
     demand: Demand,
 }
 
@@ -55,12 +56,22 @@ impl Call {
     /// Checks operations against the limits and writes them anew.
     pub(super) fn of(operations: &Elements<'_>, limits: EdgeLimits) -> Result<Self, KvError> {
         let (operations, demand) = check(operations, limits)?;
-        Ok(Self { text: rebuild(&operations), demand })
+        Ok(Self { text: rebuild(&operations), operations: operations.len(), demand })
     }
 
     /// What it asks for; nothing when asked again.
     pub(super) fn take_demand(&mut self) -> Demand {
         std::mem::take(&mut self.demand)
+    }
+
+    /// A call of one operation, from its text, whose demand was already taken.
+    pub(super) fn one(text: String) -> Self {
+        Self { text, operations: 1, demand: Demand::default() }
+    }
+
+    /// How many operations it has.
+    pub(super) fn operations(&self) -> usize {
+        self.operations
     }
 
     /// The JSON array for SQL.
@@ -181,7 +192,7 @@ fn single(
     text.push_str("}]");
     let mut demand = Demand::default();
     demand.add(op, value_bytes, options.iter().any(|(name, _)| *name == "expect"));
-    Ok(Call { text, demand })
+    Ok(Call { text, operations: 1, demand })
 }
 
 /// The checks of section 6.4, in its order: operations, keys, sizes. Returns the members of each operation

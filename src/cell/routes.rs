@@ -21,7 +21,7 @@ use super::errors::KvError;
 use super::gate::{Admission, Gate};
 use super::metrics::CallEnd;
 use super::request::{self, Call, EdgeLimits};
-use super::store::{Effect, Outcome, Question, Store};
+use super::store::{Outcome, Question, Store};
 use super::tally::Tally;
 use super::{access, body, console, system, tenant, transaction};
 use crate::domain::secret::Secret;
@@ -268,7 +268,7 @@ async fn finish(
     admission: Admission,
 ) -> Result<Outcome, KvError> {
     let started = Instant::now();
-    let outcome = state.store.ask(tenant, question, Effect::of(demand)).await;
+    let outcome = state.store.ask(tenant, question, demand).await;
     let took = started.elapsed();
     match &outcome {
         Ok(Outcome::Results(results)) => {

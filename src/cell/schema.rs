@@ -10,10 +10,11 @@ use super::config::CellConfig;
 use super::errors::CellError;
 
 /// Schema files in the order they are applied. Each may be run again at any time.
-pub const CELL_SQL: [&str; 7] = [
+pub const CELL_SQL: [&str; 8] = [
     include_str!("../../migrations/cell/024_kv.sql"),
     include_str!("../../migrations/cell/024_kv_check.sql"),
     include_str!("../../migrations/cell/024_kv_apply.sql"),
+    include_str!("../../migrations/cell/024_kv_group.sql"),
     include_str!("../../migrations/cell/024_kv_console.sql"),
     include_str!("../../migrations/cell/025_kv_switches.sql"),
     include_str!("../../migrations/cell/026_kv_sweep.sql"),

@@ -21,7 +21,7 @@ use super::ladder::Ladder;
 use super::latch::Latch;
 use super::line::Line;
 use super::metrics::Metrics;
-use super::pool::CHECKOUT_TIMEOUT;
+use super::pool::{CHECKOUT_TIMEOUT, SLOT_TIMEOUT};
 use super::routes::{self, Cell};
 use super::schema;
 use super::store::{ANSWER_GRACE, Store};
@@ -112,8 +112,12 @@ impl BoundCell {
                 usage_line: line(USAGE_LIMIT),
                 settings: config.sweeper,
             },
-            // The longest a call can take from here: a connection, its statement, the answer.
-            drain: CHECKOUT_TIMEOUT + Duration::from_millis(config.stmt_timeout_ms) + ANSWER_GRACE,
+            // The longest a call can take from here: a lane, a connection for its group and one for itself, its
+            // statement, the answer.
+            drain: SLOT_TIMEOUT
+                + CHECKOUT_TIMEOUT * 2
+                + Duration::from_millis(config.stmt_timeout_ms)
+                + ANSWER_GRACE,
         })
     }
 

@@ -15,6 +15,7 @@ use super::demand::Demand;
 use super::errors::KvError;
 use super::gate::Gate;
 use super::json::compact;
+use super::lanes::Lanes;
 use super::metrics::PoolState;
 use super::pool::{CallPool, Checkout};
 use super::request::Call;
@@ -88,6 +89,8 @@ impl Effect {
 #[derive(Debug, Clone)]
 pub(super) struct Store {
     pool: CallPool,
+    /// Where calls share a commit; `None` when each has its own.
+    lanes: Option<Lanes>,
     /// Health checks are open to strangers, so they may not take a connection from a KV call.
     health: PgPool,
     answer_timeout: Duration,
@@ -102,11 +105,11 @@ impl Store {
             .max_connections(1)
             .acquire_timeout(HEALTH_TIMEOUT)
             .connect_lazy_with(options.clone());
-        Self {
-            pool: CallPool::new(options, config.pool_size, gate),
-            health,
-            answer_timeout: config.statement_timeout() + ANSWER_GRACE,
-        }
+        let answer_timeout = config.statement_timeout() + ANSWER_GRACE;
+        let pool = CallPool::new(options, config.pool_size, gate);
+        let lanes =
+            (config.group_calls > 1).then(|| Lanes::new(&pool, config.group_calls as usize, answer_timeout));
+        Self { pool, lanes, health, answer_timeout }
     }
 
     /// Asks for `tenant`. Operations apply all or none.
@@ -117,8 +120,16 @@ impl Store {
         &self,
         tenant: Uuid,
         question: Question,
-        effect: Effect,
+        demand: &Demand,
     ) -> Result<Outcome, KvError> {
+        let effect = Effect::of(demand);
+        let question = match (question, &self.lanes) {
+            (Question::Apply(call), Some(lanes)) => match lanes.ask(tenant, call, demand).await {
+                Ok(outcome) => return outcome,
+                Err(call) => Question::Apply(call),
+            },
+            (question, _) => question,
+        };
         let checkout = self.pool.checkout().await?;
         let run = run(checkout, tenant, question, effect, self.answer_timeout);
         tokio::spawn(run).await.map_err(|_| KvError::failed("kv_error"))?
@@ -132,7 +143,9 @@ impl Store {
 
     /// For the gauges.
     pub(super) fn state(&self) -> PoolState {
-        self.pool.state()
+        let mut state = self.pool.state();
+        state.waiting += self.lanes.as_ref().map_or(0, Lanes::waiting);
+        state
     }
 
     /// Closes the pools, waiting for connections in use.
@@ -141,7 +154,7 @@ impl Store {
     }
 }
 
-async fn run(
+pub(super) async fn run(
     mut checkout: Checkout,
     tenant: Uuid,
     question: Question,
@@ -193,7 +206,7 @@ async fn execute(
 
 /// Whether a connection is of no use after this error. A session stays read-only although its database takes
 /// writes again, which only a new one finds out.
-fn ends_the_session(error: &sqlx::Error) -> bool {
+pub(super) fn ends_the_session(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(error) => {
             error.code().is_some_and(|code| code.starts_with("57P") || code == "25006")
@@ -203,7 +216,7 @@ fn ends_the_session(error: &sqlx::Error) -> bool {
 }
 
 /// No answer came, and what was sent may have been carried out.
-fn silence(reason: &'static str, effect: Effect) -> KvError {
+pub(super) fn silence(reason: &'static str, effect: Effect) -> KvError {
     match effect {
         Effect::None => KvError::unavailable(reason),
         Effect::Writes { once_only } => KvError::OutcomeUnknown { once_only },
@@ -212,7 +225,7 @@ fn silence(reason: &'static str, effect: Effect) -> KvError {
 
 /// An error that the server reports is one of before the commit, so nothing was applied. One of the
 /// connection tells nothing.
-fn from_sqlx(error: &sqlx::Error, effect: Effect) -> KvError {
+pub(super) fn from_sqlx(error: &sqlx::Error, effect: Effect) -> KvError {
     match error {
         sqlx::Error::Database(error) => {
             let detail = error.try_downcast_ref::<PgDatabaseError>().and_then(PgDatabaseError::detail);
@@ -227,7 +240,7 @@ fn from_sqlx(error: &sqlx::Error, effect: Effect) -> KvError {
 
 /// The answer to a lost `required`, from the detail of the error. Members are spliced as text; a detail that
 /// cannot be read leaves the bare verdict, and a `value` too large for it is simply not there.
-fn verdict(detail: Option<&str>) -> String {
+pub(super) fn verdict(detail: Option<&str>) -> String {
     const BARE: &str = r#"{"ok":false,"reason":"kv_precondition""#;
     let members: HashMap<String, &RawValue> =
         detail.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();

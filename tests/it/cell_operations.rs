@@ -3,6 +3,7 @@
 
 mod admission;
 mod failures;
+mod groups;
 mod listing;
 mod metrics;
 mod sweeping;

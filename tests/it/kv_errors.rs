@@ -11,7 +11,11 @@ async fn fail_with(store: &Store, sqlstate: &str, message: &str) {
     let body = format!(
         "CREATE OR REPLACE FUNCTION queen.kv_write_op_v1(p_op jsonb, p_pos integer, p_tenant uuid, p_now timestamptz)
          RETURNS jsonb LANGUAGE plpgsql AS $$
-         BEGIN RAISE EXCEPTION USING ERRCODE = '{sqlstate}', MESSAGE = '{message}', DETAIL = 'detail of secret-key'; END $$"
+         BEGIN RAISE EXCEPTION USING ERRCODE = '{sqlstate}', MESSAGE = '{message}', DETAIL = 'detail of secret-key'; END $$;
+         -- Puts that share a transaction do not come by there.
+         CREATE OR REPLACE FUNCTION public.fail() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN RAISE EXCEPTION USING ERRCODE = '{sqlstate}', MESSAGE = '{message}', DETAIL = 'detail of secret-key'; END $$;
+         CREATE OR REPLACE TRIGGER fail BEFORE INSERT ON queen.kv FOR EACH ROW EXECUTE FUNCTION public.fail()"
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(body)).execute(&mut store.world.cell_database().await).await.unwrap();
 }
@@ -111,10 +115,18 @@ async fn every_failure_of_the_database_has_its_answer() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_of_the_database_that_cannot_be_read_is_a_500() {
     let store = Store::open().await;
-    for (answer, reason) in [("NULL::jsonb", "kv_result_missing"), ("'7'::jsonb", "kv_result_unreadable")] {
+    for (answer, grouped, reason) in [
+        ("NULL::jsonb", "ARRAY[NULL::text]", "kv_result_missing"),
+        ("'7'::jsonb", "ARRAY['7'::text]", "kv_result_unreadable"),
+        ("'7'::jsonb", "NULL::text[]", "kv_result_unreadable"),
+    ] {
         let function = format!(
             "CREATE OR REPLACE FUNCTION queen.kv_apply_v1(p_ops jsonb, p_tenant uuid, p_now timestamptz, p_in_wire boolean)
-             RETURNS jsonb LANGUAGE sql AS $$ SELECT {answer} $$"
+             RETURNS jsonb LANGUAGE sql AS $$ SELECT {answer} $$;
+             CREATE OR REPLACE FUNCTION queen.kv_group_v1(
+                 p_calls text[], p_tenants uuid[], p_now timestamptz,
+                 OUT results text[], OUT states text[], OUT messages text[], OUT details text[])
+             LANGUAGE sql AS $$ SELECT {grouped}, NULL::text[], NULL::text[], NULL::text[] $$"
         );
         sqlx::raw_sql(sqlx::AssertSqlSafe(function))
             .execute(&mut store.world.cell_database().await)

@@ -85,6 +85,88 @@ async fn run(database: &mut PgConnection, calls: Vec<Call>) -> Result<(), TestCa
     Ok(())
 }
 
+/// What `kv_group_v1` answers: a result or an error for each call, as JSON.
+const GROUP: &str = "SELECT coalesce(jsonb_agg(coalesce(r.result::jsonb,
+                                        jsonb_build_array(state, message, detail)) ORDER BY r.at), '[]')
+       FROM queen.kv_group_v1($1, $2, $3::timestamptz) AS g
+      CROSS JOIN LATERAL unnest(g.results, g.states, g.messages, g.details)
+            WITH ORDINALITY AS r (result, state, message, detail, at)";
+
+/// Calls of one operation that share a transaction, several for one key and lost ones among them: each comes
+/// to what the model says of it alone.
+#[test]
+fn calls_that_share_a_transaction_come_to_what_each_would_alone() {
+    let runtime = Runtime::new().unwrap();
+    let world = runtime.block_on(World::builder().proxies(0).cell_env("QUEEN_SWEEPER", "off").start());
+    let database = Mutex::new(runtime.block_on(async {
+        let mut database = world.cell_database().await;
+        sqlx::query("SET TimeZone = 'UTC'").execute(&mut database).await.unwrap();
+        database
+    }));
+    check(96, &model::program(), |calls| {
+        runtime.block_on(async { run_grouped(&mut *database.lock().await, calls).await })
+    });
+    runtime.block_on(async { drop(world) });
+}
+
+/// Runs the operations on one key of each call of a program as calls of their own, for two tenants at once. Every
+/// third call keeps its plain puts alone and every third its gets, which the function runs as one statement.
+async fn run_grouped(database: &mut PgConnection, calls: Vec<Call>) -> Result<(), TestCaseError> {
+    let tenants = [Uuid::new_v4(), Uuid::new_v4()];
+    let (mut models, mut now) = ([Model::default(), Model::default()], 0);
+    for (turn, call) in calls.into_iter().enumerate() {
+        now += call.pause;
+        let operations = call.operations(&models[0]);
+        let kept = |operation: &&Value| match (turn % 3, operation["op"].as_str().unwrap()) {
+            (_, "getMany" | "getPrefix") => false,
+            (1, name) => name == "put" && operation.get("expect").is_none(),
+            (2, name) => name == "get",
+            _ => true,
+        };
+        let group: Vec<(usize, Value)> = operations
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(kept)
+            .enumerate()
+            .flat_map(|(at, operation)| {
+                let twice = at % 2 == 0;
+                [0, 1]
+                    .into_iter()
+                    .take(1 + usize::from(twice))
+                    .map(move |tenant| (tenant, json!([operation])))
+            })
+            .collect();
+        let answers: Value = sqlx::query_scalar(GROUP)
+            .bind(group.iter().map(|(_, call)| call.to_string()).collect::<Vec<_>>())
+            .bind(group.iter().map(|(tenant, _)| tenants[*tenant]).collect::<Vec<_>>())
+            .bind(instant(now))
+            .fetch_one(&mut *database)
+            .await
+            .unwrap();
+        prop_assert_eq!(answers.as_array().unwrap().len(), group.len());
+        for ((tenant, call), answer) in group.iter().zip(answers.as_array().unwrap()) {
+            let mut next = models[*tenant].clone();
+            match next.apply(call, now, |_| answer["version"].as_i64()) {
+                Verdict::Results { results, .. } => {
+                    prop_assert_eq!(&json!([answer]), &results, "{} at {}", call, now);
+                    models[*tenant] = next;
+                }
+                Verdict::Lost(detail) => {
+                    prop_assert_eq!(&answer[0], "23514", "{}", call);
+                    let found = answer[2].as_str().unwrap_or_default();
+                    prop_assert_eq!(serde_json::from_str::<Value>(found).unwrap(), detail, "{}", call);
+                }
+                Verdict::Duplicate => prop_assert!(false, "one operation is no duplicate"),
+            }
+        }
+        for (tenant, model) in tenants.iter().zip(&models) {
+            prop_assert_eq!(table(database, *tenant).await, model.rows(), "after {:?} at {}", group, now);
+        }
+    }
+    Ok(())
+}
+
 /// All rows of a tenant, dead ones too, as the model shows its own.
 async fn table(database: &mut PgConnection, tenant: Uuid) -> Vec<Value> {
     const ROWS: &str =
