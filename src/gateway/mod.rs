@@ -31,6 +31,7 @@ use body::{Collector, Inspection, Subject};
 use bytes::Bytes;
 use caps::{Denied, RateHeaders};
 use client::{Complete, Storing};
+use dashmap::DashMap;
 use forward::{ClientSide, FORWARDED_PROTO, Forward};
 use http::{
     HeaderValue, StatusCode, Version,
@@ -52,6 +53,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
+    task::Waker,
     time::{Duration, Instant},
 };
 
@@ -85,6 +87,9 @@ pub struct Gateway {
 pub struct Load {
     in_flight: AtomicUsize,
     draining: AtomicBool,
+    closing: AtomicBool,
+    /// The connections whose requests wait at a cell, to be woken when they have to end.
+    parked: DashMap<usize, Waker>,
     connections: AtomicUsize,
     refused_in_all: AtomicU64,
     refused_by_address: AtomicU64,
@@ -101,6 +106,19 @@ impl Load {
     /// Whether the proxy is on its way out.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+
+    /// Whether what waits at cells is to end.
+    fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    /// Ends what waits at cells, and lets nothing wait any more.
+    fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        for waiting in &self.parked {
+            waiting.wake_by_ref();
+        }
     }
 
     /// Connections of clients.
@@ -235,6 +253,11 @@ impl ProxyHttp for Gateway {
         let judged = match self.pipeline.admit(head, &ctx.settings.timeouts).await {
             Ok(admitted) => {
                 ctx.class = admitted.class.word();
+                if admitted.forward.parks && self.load.is_closing() {
+                    ctx.code = Refusal::Leaving.wire().code;
+                    answer::refuse(session, ctx.id, Refusal::Leaving).await?;
+                    return Ok(true);
+                }
                 self.apply_caps(session, ctx, admitted).await
             }
             Err(refusal) => {
@@ -417,7 +440,13 @@ impl ProxyHttp for Gateway {
             return gone;
         }
         let body_done = session.as_downstream_mut().is_body_done();
-        let Some(refusal) = ctx.refusal.or_else(|| outcome(e, body_done)) else {
+        let parks = ctx.forward.as_ref().is_some_and(|forward| forward.parks);
+        let told = if parks && self.load.is_closing() && *e.esource() == ErrorSource::Downstream {
+            Some(Refusal::Leaving)
+        } else {
+            ctx.refusal
+        };
+        let Some(refusal) = told.or_else(|| outcome(e, body_done)) else {
             ctx.code = CLIENT_GONE;
             return gone;
         };

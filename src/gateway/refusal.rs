@@ -20,6 +20,8 @@ pub enum Refusal {
     HeadLate,
     /// There are as many clients as there may be, or as many of one address.
     NoPlace,
+    /// The proxy goes, and what would wait has to do so elsewhere.
+    Leaving,
     /// No cluster for the host.
     UnknownCluster,
     /// Not a route for tenants.
@@ -98,6 +100,7 @@ impl Refusal {
             Self::HeadTooLarge => (431, "invalid_request", "the request head is too large"),
             Self::HeadLate => (408, "request_incomplete", "the request head did not arrive in time"),
             Self::NoPlace => (503, "unavailable", "too many clients; try again"),
+            Self::Leaving => (429, "rate_limited", "this proxy is being replaced; ask again"),
             Self::UnknownCluster => (421, "cluster_unknown", "no cluster for this host"),
             Self::RouteBlocked => (404, "route_blocked", "not available"),
             Self::MethodNotAllowed => (405, "method_not_allowed", "method not allowed"),
@@ -166,9 +169,10 @@ impl Refusal {
         };
         let retry_after = match self {
             Self::Portal(AuthRefusal::TooMany(seconds)) => Some(seconds),
-            Self::Portal(AuthRefusal::Busy | AuthRefusal::Unavailable) | Self::NoMemory | Self::NoPlace => {
-                Some(1)
-            }
+            Self::Portal(AuthRefusal::Busy | AuthRefusal::Unavailable)
+            | Self::NoMemory
+            | Self::NoPlace
+            | Self::Leaving => Some(1),
             _ => None,
         };
         Wire { status, code, text: Cow::Borrowed(text), retry_after }
@@ -232,6 +236,7 @@ mod tests {
             Refusal::HeadTooLarge,
             Refusal::HeadLate,
             Refusal::NoPlace,
+            Refusal::Leaving,
             Refusal::UnknownCluster,
             Refusal::RouteBlocked,
             Refusal::MethodNotAllowed,

@@ -71,6 +71,7 @@ struct State {
     connections: AtomicUsize,
     abandoned: AtomicUsize,
     released: watch::Sender<bool>,
+    bytes: AtomicUsize,
 }
 
 impl State {
@@ -96,6 +97,7 @@ impl Recorder {
             connections: AtomicUsize::new(0),
             abandoned: AtomicUsize::new(0),
             released: watch::Sender::new(false),
+            bytes: AtomicUsize::new(0),
         });
         let shared = Arc::clone(&state);
         let task = tokio::spawn(async move {
@@ -128,6 +130,11 @@ impl Recorder {
         std::mem::take(&mut self.state.requests.lock().unwrap())
     }
 
+    /// Bytes that have come, and forgets them.
+    pub fn take_bytes(&self) -> usize {
+        self.state.bytes.swap(0, Ordering::SeqCst)
+    }
+
     /// Requests so far.
     pub fn count(&self) -> usize {
         self.state.requests.lock().unwrap().len()
@@ -152,7 +159,7 @@ impl Drop for Recorder {
 
 async fn serve(mut stream: TcpStream, state: Arc<State>) {
     let mut unread = Vec::new();
-    while let Some(request) = read_request(&mut stream, &mut unread).await {
+    while let Some(request) = read_request(&mut stream, &mut unread, &state.bytes).await {
         let reply = state.reply_to(&request);
         state.requests.lock().unwrap().push(request);
         let mut status = 200;
@@ -230,12 +237,12 @@ async fn held(stream: &mut TcpStream, state: &State) -> bool {
     }
 }
 
-async fn read_request(stream: &mut TcpStream, unread: &mut Vec<u8>) -> Option<Recorded> {
+async fn read_request(stream: &mut TcpStream, unread: &mut Vec<u8>, bytes: &AtomicUsize) -> Option<Recorded> {
     let end = loop {
         if let Some(end) = unread.windows(4).position(|four| four == b"\r\n\r\n") {
             break end;
         }
-        fill(stream, unread).await?;
+        fill(stream, unread, bytes).await?;
     };
     let head = String::from_utf8_lossy(&unread.drain(..end + 4).collect::<Vec<_>>()[..end]).into_owned();
     let mut lines = head.split("\r\n");
@@ -255,11 +262,11 @@ async fn read_request(stream: &mut TcpStream, unread: &mut Vec<u8>) -> Option<Re
                 if let Some(end) = unread.windows(2).position(|two| two == b"\r\n") {
                     break end;
                 }
-                fill(stream, unread).await?;
+                fill(stream, unread, bytes).await?;
             };
             let size = usize::from_str_radix(std::str::from_utf8(&unread[..end]).ok()?.trim(), 16).ok()?;
             while unread.len() < end + 2 + size + 2 {
-                fill(stream, unread).await?;
+                fill(stream, unread, bytes).await?;
             }
             body.extend_from_slice(&unread[end + 2..end + 2 + size]);
             unread.drain(..end + 2 + size + 2);
@@ -270,18 +277,19 @@ async fn read_request(stream: &mut TcpStream, unread: &mut Vec<u8>) -> Option<Re
     } else if let Some(length) = value("content-length") {
         let length: usize = length.parse().ok()?;
         while unread.len() < length {
-            fill(stream, unread).await?;
+            fill(stream, unread, bytes).await?;
         }
         body = unread.drain(..length).collect();
     }
     Some(Recorded { line, headers, body })
 }
 
-async fn fill(stream: &mut TcpStream, unread: &mut Vec<u8>) -> Option<()> {
+async fn fill(stream: &mut TcpStream, unread: &mut Vec<u8>, bytes: &AtomicUsize) -> Option<()> {
     let mut piece = [0; 16 * 1024];
     match stream.read(&mut piece).await {
         Ok(0) | Err(_) => None,
         Ok(n) => {
+            bytes.fetch_add(n, Ordering::SeqCst);
             unread.extend_from_slice(&piece[..n]);
             Some(())
         }
