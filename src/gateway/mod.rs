@@ -371,6 +371,10 @@ impl ProxyHttp for Gateway {
             // The client's credential never got there: it is ours that the cell does not take.
             return Err(refused(ctx, Refusal::CellRefusesUs));
         }
+        if head.status == StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE {
+            // Brokers say so in HTML, and take less than we do.
+            return Err(refused(ctx, Refusal::HeadTooLargeForCell));
+        }
         for name in FROM_CELL_TO_NOBODY {
             head.remove_header(name);
         }

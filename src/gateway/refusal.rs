@@ -16,6 +16,8 @@ pub enum Refusal {
     Framing(&'static str),
     /// The request's head is too large.
     HeadTooLarge,
+    /// The request's head, with what we add to it, is too large for the cell.
+    HeadTooLargeForCell,
     /// The request's head did not arrive in time.
     HeadLate,
     /// There are as many clients as there may be, or as many of one address.
@@ -98,6 +100,9 @@ impl Refusal {
         let (status, code, text) = match self {
             Self::Framing(text) => (400, "invalid_request", text),
             Self::HeadTooLarge => (431, "invalid_request", "the request head is too large"),
+            Self::HeadTooLargeForCell => {
+                (431, "invalid_request", "the request head is too large for the cell")
+            }
             Self::HeadLate => (408, "request_incomplete", "the request head did not arrive in time"),
             Self::NoPlace => (503, "unavailable", "too many clients; try again"),
             Self::Leaving => (429, "rate_limited", "this proxy is being replaced; ask again"),
@@ -234,6 +239,7 @@ mod tests {
         let all = [
             Refusal::Framing("two lengths"),
             Refusal::HeadTooLarge,
+            Refusal::HeadTooLargeForCell,
             Refusal::HeadLate,
             Refusal::NoPlace,
             Refusal::Leaving,

@@ -31,6 +31,7 @@ mod login;
 mod metering;
 mod outages;
 mod published_clients;
+mod real_brokers;
 mod reconciling;
 mod sessions;
 mod sign_in_attacks;

@@ -72,6 +72,7 @@ struct State {
     abandoned: AtomicUsize,
     released: watch::Sender<bool>,
     bytes: AtomicUsize,
+    idle: Mutex<Duration>,
 }
 
 impl State {
@@ -98,6 +99,7 @@ impl Recorder {
             abandoned: AtomicUsize::new(0),
             released: watch::Sender::new(false),
             bytes: AtomicUsize::new(0),
+            idle: Mutex::new(Duration::from_secs(3600)),
         });
         let shared = Arc::clone(&state);
         let task = tokio::spawn(async move {
@@ -130,6 +132,11 @@ impl Recorder {
         std::mem::take(&mut self.state.requests.lock().unwrap())
     }
 
+    /// Closes connections that are silent for this long.
+    pub fn close_idle(&self, after: Duration) {
+        *self.state.idle.lock().unwrap() = after;
+    }
+
     /// Bytes that have come, and forgets them.
     pub fn take_bytes(&self) -> usize {
         self.state.bytes.swap(0, Ordering::SeqCst)
@@ -159,7 +166,10 @@ impl Drop for Recorder {
 
 async fn serve(mut stream: TcpStream, state: Arc<State>) {
     let mut unread = Vec::new();
-    while let Some(request) = read_request(&mut stream, &mut unread, &state.bytes).await {
+    loop {
+        let idle = *state.idle.lock().unwrap();
+        let request = tokio::time::timeout(idle, read_request(&mut stream, &mut unread, &state.bytes));
+        let Ok(Some(request)) = request.await else { return };
         let reply = state.reply_to(&request);
         state.requests.lock().unwrap().push(request);
         let mut status = 200;
