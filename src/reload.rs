@@ -11,8 +11,9 @@ use std::{collections::BTreeMap, sync::Arc};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Settings that a running proxy can change. TLS files are read again also when their names stay.
-const CHANGEABLE: [&str; 16] = [
+const CHANGEABLE: [&str; 17] = [
     "QUEEN_PROXY_TRUSTED_PROXIES",
+    "QUEEN_PROXY_PROXY_PROTOCOL",
     "QUEEN_PROXY_MAX_CONNECTIONS",
     "QUEEN_PROXY_MAX_CONNECTIONS_PER_ADDRESS",
     "QUEEN_PROXY_TLS_CERT",

@@ -28,6 +28,7 @@ use uuid::Uuid;
 
 /// Settings of `queen-proxy serve`.
 #[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools)] // each is one switch of its own
 pub struct ProxyConfig {
     /// Address and port of the tenant listener.
     pub bind: (IpAddr, u16),
@@ -53,6 +54,8 @@ pub struct ProxyConfig {
     pub buffer_bytes: u64,
     /// Peers whose `X-Forwarded-*` count.
     pub trusted_proxies: Vec<IpNet>,
+    /// Whether trusted proxies begin each connection with a header of the PROXY protocol.
+    pub proxy_protocol: bool,
     /// TLS towards clients; none: there is none.
     pub tls: Option<TlsFiles>,
     /// Connections that clients may have.
@@ -177,7 +180,9 @@ pub struct Timeouts {
     pub client_read: Duration,
     /// Longest time for a whole body that is read before it is forwarded.
     pub body: Duration,
-    /// Longest wait for running requests at shutdown.
+    /// At shutdown, how long requests are still taken as ever, although the proxy is not ready any more.
+    pub delay: Duration,
+    /// Longest wait for running requests after that.
     pub drain: Duration,
 }
 
@@ -280,6 +285,7 @@ impl ProxyConfig {
                     networks,
                 )
                 .unwrap_or_default(),
+            proxy_protocol: s.flag("QUEEN_PROXY_PROXY_PROTOCOL", false),
             tls: tls(&mut s),
             connections: ConnectionCaps {
                 total: s.number("QUEEN_PROXY_MAX_CONNECTIONS", 20_000, 1..=10_000_000),
@@ -295,6 +301,7 @@ impl ProxyConfig {
                 head: millis(&mut s, "QUEEN_PROXY_HEAD_TIMEOUT_MS", 10_000, 100),
                 client_read: millis(&mut s, "QUEEN_PROXY_CLIENT_READ_TIMEOUT_MS", 30_000, 1),
                 body: millis(&mut s, "QUEEN_PROXY_BODY_TIMEOUT_MS", 120_000, 1),
+                delay: millis(&mut s, "QUEEN_PROXY_SHUTDOWN_DELAY_MS", 0, 0),
                 drain: millis(&mut s, "QUEEN_PROXY_SHUTDOWN_DRAIN_MS", 5_000, 0),
             },
             cache: CacheConfig {

@@ -18,6 +18,8 @@ pub struct Settings {
     pub trusted_proxies: Vec<IpNet>,
     /// Connections that clients may have.
     pub connections: ConnectionCaps,
+    /// Whether trusted proxies begin each connection with a header of the PROXY protocol.
+    pub proxy_protocol: bool,
 }
 
 impl Settings {
@@ -27,6 +29,7 @@ impl Settings {
             timeouts: config.timeouts,
             trusted_proxies: config.trusted_proxies.clone(),
             connections: config.connections,
+            proxy_protocol: config.proxy_protocol,
         }
     }
 }

@@ -34,6 +34,7 @@ use body::{Collector, Inspection, Subject};
 use bytes::Bytes;
 use caps::{Denied, RateHeaders};
 use client::{Complete, Storing};
+use dashmap::DashMap;
 use forward::{ClientSide, FORWARDED_PROTO, Forward};
 use http::{
     HeaderValue, StatusCode, Version,
@@ -55,6 +56,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
+    task::Waker,
     time::{Duration, Instant, SystemTime},
 };
 use traffic::{Clusters, Outcome};
@@ -93,6 +95,9 @@ pub struct Gateway {
 pub struct Load {
     in_flight: AtomicUsize,
     draining: AtomicBool,
+    closing: AtomicBool,
+    /// The connections whose requests wait at a cell, to be woken when they have to end.
+    parked: DashMap<usize, Waker>,
     connections: AtomicUsize,
     refused_in_all: AtomicU64,
     refused_by_address: AtomicU64,
@@ -109,6 +114,19 @@ impl Load {
     /// Whether the proxy is on its way out.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+
+    /// Whether what waits at cells is to end.
+    fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    /// Ends what waits at cells, and lets nothing wait any more.
+    fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        for waiting in &self.parked {
+            waiting.wake_by_ref();
+        }
     }
 
     /// Connections of clients.
@@ -243,6 +261,11 @@ impl ProxyHttp for Gateway {
         let judged = match self.pipeline.admit(head, &ctx.settings.timeouts).await {
             Ok(admitted) => {
                 ctx.class = admitted.class.word();
+                if admitted.forward.parks && self.load.is_closing() {
+                    ctx.code = Refusal::Leaving.wire().code;
+                    answer::refuse(session, ctx.id, Refusal::Leaving).await?;
+                    return Ok(true);
+                }
                 self.apply_caps(session, ctx, admitted).await
             }
             Err(refusal) => {
@@ -357,6 +380,10 @@ impl ProxyHttp for Gateway {
             // The client's credential never got there: it is ours that the cell does not take.
             return Err(refused(ctx, Refusal::CellRefusesUs));
         }
+        if head.status == StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE {
+            // Brokers say so in HTML, and take less than we do.
+            return Err(refused(ctx, Refusal::HeadTooLargeForCell));
+        }
         for name in FROM_CELL_TO_NOBODY {
             head.remove_header(name);
         }
@@ -435,7 +462,13 @@ impl ProxyHttp for Gateway {
             return gone;
         }
         let body_done = session.as_downstream_mut().is_body_done();
-        let Some(refusal) = ctx.refusal.or_else(|| outcome(e, body_done)) else {
+        let parks = ctx.forward.as_ref().is_some_and(|forward| forward.parks);
+        let told = if parks && self.load.is_closing() && *e.esource() == ErrorSource::Downstream {
+            Some(Refusal::Leaving)
+        } else {
+            ctx.refusal
+        };
+        let Some(refusal) = told.or_else(|| outcome(e, body_done)) else {
             ctx.code = CLIENT_GONE;
             return gone;
         };

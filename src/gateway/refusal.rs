@@ -16,10 +16,14 @@ pub enum Refusal {
     Framing(&'static str),
     /// The request's head is too large.
     HeadTooLarge,
+    /// The request's head, with what we add to it, is too large for the cell.
+    HeadTooLargeForCell,
     /// The request's head did not arrive in time.
     HeadLate,
     /// There are as many clients as there may be, or as many of one address.
     NoPlace,
+    /// The proxy goes, and what would wait has to do so elsewhere.
+    Leaving,
     /// No cluster for the host.
     UnknownCluster,
     /// Not a route for tenants.
@@ -96,8 +100,12 @@ impl Refusal {
         let (status, code, text) = match self {
             Self::Framing(text) => (400, "invalid_request", text),
             Self::HeadTooLarge => (431, "invalid_request", "the request head is too large"),
+            Self::HeadTooLargeForCell => {
+                (431, "invalid_request", "the request head is too large for the cell")
+            }
             Self::HeadLate => (408, "request_incomplete", "the request head did not arrive in time"),
             Self::NoPlace => (503, "unavailable", "too many clients; try again"),
+            Self::Leaving => (429, "rate_limited", "this proxy is being replaced; ask again"),
             Self::UnknownCluster => (421, "cluster_unknown", "no cluster for this host"),
             Self::RouteBlocked => (404, "route_blocked", "not available"),
             Self::MethodNotAllowed => (405, "method_not_allowed", "method not allowed"),
@@ -166,9 +174,10 @@ impl Refusal {
         };
         let retry_after = match self {
             Self::Portal(AuthRefusal::TooMany(seconds)) => Some(seconds),
-            Self::Portal(AuthRefusal::Busy | AuthRefusal::Unavailable) | Self::NoMemory | Self::NoPlace => {
-                Some(1)
-            }
+            Self::Portal(AuthRefusal::Busy | AuthRefusal::Unavailable)
+            | Self::NoMemory
+            | Self::NoPlace
+            | Self::Leaving => Some(1),
             _ => None,
         };
         Wire { status, code, text: Cow::Borrowed(text), retry_after }
@@ -230,8 +239,10 @@ mod tests {
         let all = [
             Refusal::Framing("two lengths"),
             Refusal::HeadTooLarge,
+            Refusal::HeadTooLargeForCell,
             Refusal::HeadLate,
             Refusal::NoPlace,
+            Refusal::Leaving,
             Refusal::UnknownCluster,
             Refusal::RouteBlocked,
             Refusal::MethodNotAllowed,

@@ -18,14 +18,20 @@ use crate::{
     telemetry::metrics::Metrics,
 };
 use async_trait::async_trait;
+use listenfd::ListenFd;
+use parking_lot::Mutex;
 use pingora::{
     listeners::{L4BufferSettings, ListenerConfig},
     proxy::HttpProxy,
-    server::{RunArgs, Server, ShutdownSignal, ShutdownSignalWatch, configuration::ServerConf},
-    services::listening::Service,
+    server::{
+        Fds, ListenFds, RunArgs, Server, ShutdownSignal, ShutdownSignalWatch, ShutdownWatch,
+        configuration::ServerConf,
+    },
+    services::{Service as PingoraService, listening::Service},
 };
 use std::{
     net::{SocketAddr, TcpListener},
+    os::fd::{IntoRawFd, RawFd},
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -47,6 +53,9 @@ pub enum ServeError {
         /// The system's word for it.
         reason: std::io::Error,
     },
+    /// The socket that we were started with is none that listens.
+    #[error("the socket that was handed over (LISTEN_FDS) cannot be used: {0}")]
+    Handed(std::io::Error),
     /// The threads that check passwords.
     #[error("cannot start the threads that check passwords: {0}")]
     Threads(std::io::Error),
@@ -78,8 +87,11 @@ pub fn run(
 ) -> Result<(), ServeError> {
     let Watched { load, metrics, meter, clusters, access_log, live } = watched;
     let address = SocketAddr::from(config.bind);
-    // Pingora would panic later; this says it in a line.
-    drop(TcpListener::bind(address).map_err(|reason| ServeError::Listen { address, reason })?);
+    let handed = ListenFd::from_env().take_tcp_listener(0).map_err(ServeError::Handed)?;
+    if handed.is_none() {
+        // Pingora would panic later; this says it in a line.
+        drop(TcpListener::bind(address).map_err(|reason| ServeError::Listen { address, reason })?);
+    }
 
     let conf = ServerConf {
         threads: config.worker_threads,
@@ -133,7 +145,12 @@ pub fn run(
     let listener =
         ListenerConfig::tcp(address.to_string()).l4_buffer(L4BufferSettings::default().read(buffer));
     service.add_listener(listener);
-    server.add_service(service);
+    match handed {
+        Some(handed) => {
+            server.add_service(OnSocket { service, name: address.to_string(), socket: handed.into_raw_fd() })
+        }
+        None => server.add_service(service),
+    };
 
     tracing::info!(%address, tls = live.tls.is_some(), dev_static = config.dev_cell.is_some(), "queen-proxy up");
     if config.dev_insecure {
@@ -143,6 +160,33 @@ pub fn run(
     server.run(RunArgs { shutdown_signal: Box::new(watch) });
     tracing::info!("queen-proxy down");
     Ok(())
+}
+
+/// The gateway on a socket that was there before it: systemd's, which stays open while one gateway follows the other.
+struct OnSocket {
+    service: Service<Edge>,
+    /// What Pingora takes the socket for.
+    name: String,
+    socket: RawFd,
+}
+
+#[async_trait]
+impl PingoraService for OnSocket {
+    async fn start_service(
+        &mut self,
+        _: Option<ListenFds>,
+        shutdown: ShutdownWatch,
+        listeners_per_socket: usize,
+    ) {
+        let mut sockets = Fds::new();
+        sockets.add(self.name.clone(), self.socket);
+        let sockets = Some(Arc::new(Mutex::new(sockets)));
+        PingoraService::start_service(&mut self.service, sockets, shutdown, listeners_per_socket).await;
+    }
+
+    fn name(&self) -> &str {
+        PingoraService::name(&self.service)
+    }
 }
 
 /// Waits for the signal, then for running requests, and only then lets Pingora end.
@@ -160,6 +204,9 @@ impl ShutdownSignalWatch for DrainFirst {
         }
         tracing::info!("draining");
         self.load.draining.store(true, Ordering::Release);
+        // Balancers need a moment to see that this proxy is not ready, and send requests until then.
+        sleep(self.live.settings().timeouts.delay).await;
+        self.load.close();
         let deadline = Instant::now() + self.live.settings().timeouts.drain;
         while self.load.in_flight.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
             sleep(Duration::from_millis(10)).await;

@@ -6,6 +6,7 @@
 mod support;
 
 mod admin_commands;
+mod balancers;
 mod caps;
 mod cell_operations;
 mod cells;
@@ -13,6 +14,7 @@ mod changes;
 mod clients;
 mod configuration;
 mod control_functions;
+mod corpus;
 mod dev_command;
 mod front_door;
 mod hostile_requests;
@@ -30,6 +32,7 @@ mod metered;
 mod metering;
 mod outages;
 mod published_clients;
+mod real_brokers;
 mod reconciling;
 mod sessions;
 mod sign_in_attacks;

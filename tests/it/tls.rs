@@ -277,3 +277,124 @@ async fn who_says_nothing_is_given_up() {
     let mut all = Vec::new();
     timeout(LIMIT, silent.read_to_end(&mut all)).await.expect("no preface").unwrap_or_default();
 }
+
+/// The payload of a frame of the corpus.
+fn payload(text: &str, tenant: &Tenant) -> Vec<u8> {
+    if text == "LARGE" {
+        return vec![0; 20_000];
+    }
+    if let Some(block) = text.strip_prefix('{').and_then(|text| text.strip_suffix('}')) {
+        let mut out = Vec::new();
+        for header in block.split(';') {
+            // A name ends at the first sign behind the colon of a pseudo-header.
+            let (name, value) = header.split_once('=').unwrap();
+            let value = value.replace("HOST", &tenant.host()).replace("KEY", &tenant.key);
+            // Never indexed, nothing compressed.
+            out.push(0x10);
+            for text in [name.as_bytes(), &unescaped(&value)] {
+                assert!(text.len() < 127);
+                out.push(u8::try_from(text.len()).unwrap());
+                out.extend(text);
+            }
+        }
+        return out;
+    }
+    unescaped(text)
+}
+
+fn unescaped(text: &str) -> Vec<u8> {
+    let mut parts = text.split('\\');
+    let mut out = parts.next().unwrap().as_bytes().to_vec();
+    for part in parts {
+        match part.as_bytes() {
+            [b'r', rest @ ..] => out.extend([b"\r", rest].concat()),
+            [b'n', rest @ ..] => out.extend([b"\n", rest].concat()),
+            [b'x', _, _, rest @ ..] => {
+                out.push(u8::from_str_radix(&part[1..3], 16).unwrap());
+                out.extend(rest);
+            }
+            _ => panic!("{text}"),
+        }
+    }
+    out
+}
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// What the proxy says to it at last.
+async fn outcome_of(stream: &mut TlsStream<TcpStream>) -> String {
+    loop {
+        let mut head = [0; 9];
+        if stream.read_exact(&mut head).await.is_err() {
+            return "end".to_owned();
+        }
+        let length = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
+        let mut payload = vec![0; length];
+        if stream.read_exact(&mut payload).await.is_err() {
+            return "end".to_owned();
+        }
+        match (head[3], head[4] & 1) {
+            // The first header is the status, as one of HPACK's static table or in digits.
+            (1, _) => return if payload[0] == 0x88 { "200" } else { "other status" }.to_owned(),
+            (3, _) => return "reset".to_owned(),
+            (6, 1) => return "pong".to_owned(),
+            (7, _) => return "goaway".to_owned(),
+            _ => {}
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn frames_that_are_wrong_are_refused_and_reach_no_cell() {
+    let files = Files::of("sec1");
+    let world = files.world().await;
+    let acme = world.tenant("acme").await;
+    let (mut wrong, mut cases) = (Vec::new(), 0);
+    for line in include_str!("corpus/http2.txt").lines().filter(|line| !line.starts_with('#')) {
+        let [name, expected, frames] = line.split('\t').collect::<Vec<_>>()[..] else {
+            panic!("three fields: {line}")
+        };
+        cases += 1;
+        let mut stream = connect(&world, &acme.host(), "h2", &[&version::TLS13]).await.unwrap();
+        let mut wire = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        wire.extend(frame(4, 0, 0, &[]));
+        // A space belongs to a payload unless a frame begins behind it.
+        let mut texts: Vec<String> = Vec::new();
+        for word in frames.split(' ') {
+            let begins = word.split_once(':').is_some_and(|(head, _)| {
+                head.split('.').count() == 3 && head.bytes().all(|b| b.is_ascii_digit() || b == b'.')
+            });
+            match texts.last_mut().filter(|_| !begins) {
+                Some(last) => *last = format!("{last} {word}"),
+                None => texts.push(word.to_owned()),
+            }
+        }
+        for text in texts {
+            let (head, body) = text.split_once(':').unwrap();
+            let numbers: Vec<u32> = head.split('.').map(|number| number.parse().unwrap()).collect();
+            let (kind, flags) = (u8::try_from(numbers[0]).unwrap(), u8::try_from(numbers[1]).unwrap());
+            wire.extend(frame(kind, flags, numbers[2], &payload(body, &acme)));
+        }
+        let _ = tokio::io::AsyncWriteExt::write_all(&mut stream, &wire).await;
+        let _ = tokio::io::AsyncWriteExt::flush(&mut stream).await;
+        let outcome = timeout(LIMIT, outcome_of(&mut stream)).await.unwrap_or_else(|_| "silence".to_owned());
+        let right = match expected {
+            "refused" => ["other status", "reset", "goaway", "end"].contains(&outcome.as_str()),
+            expected => outcome == expected,
+        };
+        let at_cell = world.recorder().take().len();
+        let answered = usize::from(outcome == "200");
+        if !right || at_cell > answered + usize::from(name.contains("goes back")) {
+            wrong.push(format!("{name}: wanted {expected}, got {outcome}; {at_cell} requests at the cell"));
+        }
+    }
+    assert!(cases >= 40, "{cases}");
+    assert!(wrong.is_empty(), "{} of {cases}:\n{}", wrong.len(), wrong.join("\n"));
+    assert_eq!(
+        http1(&world, &acme.host()).await.ask(format!("{GET}{}\r\n", acme.headers())).await.status,
+        200
+    );
+}

@@ -50,6 +50,7 @@ pub(in crate::gateway) struct Connection {
     phase: AtomicU8,
     head_bytes: AtomicUsize,
     answering: AtomicBool,
+    parks: AtomicBool,
     over: AtomicBool,
 }
 
@@ -150,6 +151,7 @@ impl Connection {
                 Storing { connection: Arc::clone(self), number }
             });
         }
+        self.parks.store(request.parks, Ordering::Relaxed);
         self.set_phase(match request {
             Complete { stores: true, .. } => Phase::Finishing,
             Complete { interim: true, .. } => Phase::Asked,
@@ -175,6 +177,13 @@ impl Connection {
 
     pub(super) fn head_grew(&self, bytes: usize) {
         self.head_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether a complete request waits at a cell, and nothing of its answer has come.
+    pub(super) fn is_parked(&self) -> bool {
+        self.parks.load(Ordering::Relaxed)
+            && !self.is_answering()
+            && !matches!(self.phase(), Phase::Head | Phase::Receiving)
     }
 
     /// Whether anything of the answer has been written.

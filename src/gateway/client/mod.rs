@@ -5,6 +5,7 @@ mod canned;
 mod connection;
 mod http2;
 mod places;
+mod proxy_protocol;
 mod stream;
 mod timer;
 pub mod tls;
@@ -14,6 +15,7 @@ pub use places::ConnectionCaps;
 
 use super::{
     Gateway, Load,
+    forward::trusts,
     live::{Live, Settings},
     refusal::Refusal,
 };
@@ -25,11 +27,16 @@ use http2::Http2Stream;
 use pingora::{
     apps::{HttpServerApp, HttpServerOptions, ServerApp},
     prelude::Session,
-    protocols::{IO, Stream, http::ServerSession as HttpSession},
+    protocols::{
+        GetSocketDigest, IO, SocketDigest, Stream, UniqueID,
+        http::ServerSession as HttpSession,
+        l4::{socket::SocketAddr, stream::Stream as L4Stream},
+    },
     proxy::HttpProxy,
     server::ShutdownWatch,
 };
 use places::Places;
+use proxy_protocol::Told;
 use std::{
     net::IpAddr,
     sync::{Arc, atomic::Ordering},
@@ -142,12 +149,20 @@ impl Edge {
 impl ServerApp for Edge {
     async fn process_new(self: &Arc<Self>, mut stream: Stream, shutdown: &ShutdownWatch) -> Option<Stream> {
         let rules = self.rules();
-        let Settings { connections: caps, trusted_proxies, timeouts } = &*rules.of;
+        let Settings { connections: caps, trusted_proxies, timeouts, proxy_protocol } = &*rules.of;
         let keepalive = timeouts.keepalive;
         let Some(mut place) = self.places.take(*caps) else {
             self.turn_away(&mut stream).await;
             return None;
         };
+        let peer = stream.get_socket_digest().and_then(|digest| Some(*digest.peer_addr()?.as_inet()?));
+        if *proxy_protocol && trusts(trusted_proxies, peer) {
+            let Some(told) = timeout(timeouts.head, told_by_balancer(stream)).await.ok().flatten() else {
+                rules.load.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+                return None;
+            };
+            stream = told;
+        }
         if !address(&stream).is_none_or(|address| place.count_for(address, *caps, trusted_proxies)) {
             self.turn_away(&mut stream).await;
             return None;
@@ -209,6 +224,17 @@ pub(super) fn connection(session: &Session) -> Option<&Arc<Connection>> {
 /// A host name as names are compared.
 pub(super) fn canonical_name(name: &str) -> Box<str> {
     canonical_host(name).to_ascii_lowercase().into()
+}
+
+/// The stream of a balancer's client, as that balancer says first.
+async fn told_by_balancer(stream: Stream) -> Option<Stream> {
+    let mut stream = stream.into_any().downcast::<L4Stream>().ok()?;
+    if let Told::Client(client) = proxy_protocol::read(&mut stream).await.ok()? {
+        let digest = SocketDigest::from_raw_fd(stream.id());
+        digest.peer_addr.set(Some(SocketAddr::Inet(client))).ok()?;
+        stream.set_socket_digest(digest);
+    }
+    Some(stream)
 }
 
 fn address(stream: &Stream) -> Option<IpAddr> {

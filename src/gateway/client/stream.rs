@@ -56,6 +56,16 @@ pub(super) struct ClientStream {
     /// What goes out in place of what Pingora says.
     own_words: Option<Bytes>,
     end: End,
+    /// Whether it can be told to end what waits.
+    registered: bool,
+}
+
+impl Drop for ClientStream {
+    fn drop(&mut self) {
+        if self.registered {
+            self.forget();
+        }
+    }
 }
 
 /// How far the end of a connection is.
@@ -80,11 +90,22 @@ impl ClientStream {
             swallowed: 0,
             own_words: None,
             end: End::NotYet,
+            registered: false,
         }
     }
 
     pub(super) fn connection(&self) -> &Arc<Connection> {
         &self.connection
+    }
+
+    /// Under which it is known while it waits.
+    fn key(&self) -> usize {
+        Arc::as_ptr(&self.connection).addr()
+    }
+
+    fn forget(&mut self) {
+        self.registered = false;
+        self.rules.load.parked.remove(&self.key());
     }
 
     /// Says why instead of what Pingora would say, and that no more is read.
@@ -269,6 +290,16 @@ impl ClientStream {
 impl AsyncRead for ClientStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
         let this = self.get_mut();
+        if this.connection.is_parked() {
+            // First, so that no call to end is missed.
+            this.rules.load.parked.insert(this.key(), cx.waker().clone());
+            this.registered = true;
+            if this.rules.load.is_closing() {
+                return Poll::Ready(Err(ErrorKind::ConnectionAborted.into()));
+            }
+        } else if this.registered {
+            this.forget();
+        }
         if this.closed {
             return this.poll_closed(cx);
         }

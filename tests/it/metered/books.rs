@@ -1,10 +1,7 @@
 //! A cell that answers as a test tells it, in the pieces that it tells.
 
-use crate::support::{Recorded, read_request};
-use std::{
-    fmt::Write,
-    sync::{Arc, atomic::AtomicUsize},
-};
+use crate::support::{Recorded, Seen, read_request};
+use std::{fmt::Write, sync::Arc};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -99,7 +96,7 @@ impl Drop for Books {
 async fn serve(mut stream: TcpStream, tell: Arc<impl Fn(&Recorded) -> Told>) {
     let _ = stream.set_nodelay(true);
     let mut unread = Vec::new();
-    while let Some(request) = read_request(&mut stream, &mut unread, &AtomicUsize::new(0)).await {
+    while let Some(request) = read_request(&mut stream, &mut unread, &Seen::default()).await {
         let mut told = tell(&request);
         let mut answered = None;
         if let Told::After(gate, then, later) = told {

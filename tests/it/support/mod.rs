@@ -10,7 +10,7 @@ mod world;
 
 pub use process::{Process, free_port};
 pub use raw::{Answer, Socket};
-pub use recorder::{Recorded, Recorder, Reply, read_request};
+pub use recorder::{Recorded, Recorder, Reply, Seen, read_request};
 pub use relay::{Passage, Relay};
 pub use world::{PROXY, Tenant, World, WorldBuilder};
 

@@ -56,6 +56,18 @@ impl Process {
         environment: &[(String, String)],
         folder: &Path,
     ) -> Self {
+        Self::start_with(name, binary, arguments, environment, folder, Stdio::null())
+    }
+
+    /// The same with something to read.
+    pub fn start_with(
+        name: &'static str,
+        binary: &str,
+        arguments: &[&str],
+        environment: &[(String, String)],
+        folder: &Path,
+        input: Stdio,
+    ) -> Self {
         let log = folder.join(format!("{name}-{}.log", uuid::Uuid::new_v4().simple()));
         let file = File::create(&log).unwrap();
         secrets::remember(environment);
@@ -65,7 +77,7 @@ impl Process {
             .env("PATH", std::env::var("PATH").unwrap_or_default())
             .env("RUST_BACKTRACE", "1")
             .envs(environment.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null())
+            .stdin(input)
             .stdout(file.try_clone().unwrap())
             .stderr(file)
             .spawn()

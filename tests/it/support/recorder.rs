@@ -68,16 +68,24 @@ pub struct Recorder {
     task: tokio::task::JoinHandle<()>,
 }
 
+/// What has come, whole requests or not.
+#[derive(Default)]
+pub struct Seen {
+    heads: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
 struct State {
     requests: Mutex<Vec<Recorded>>,
     reply: Mutex<Reply>,
     listings: Mutex<HashMap<String, Reply>>,
     connections: AtomicUsize,
-    heads: AtomicUsize,
+    seen: Seen,
     abandoned: AtomicUsize,
     /// What held pops are answered with.
     released: watch::Sender<Reply>,
     let_go: watch::Sender<bool>,
+    idle: Mutex<Duration>,
 }
 
 impl State {
@@ -101,10 +109,11 @@ impl Recorder {
             reply: Mutex::new(Reply::Json("{}")),
             listings: Mutex::default(),
             connections: AtomicUsize::new(0),
-            heads: AtomicUsize::new(0),
+            seen: Seen::default(),
             abandoned: AtomicUsize::new(0),
             released: watch::Sender::new(Reply::Held),
             let_go: watch::Sender::new(false),
+            idle: Mutex::new(Duration::from_secs(3600)),
         });
         let shared = Arc::clone(&state);
         let task = tokio::spawn(async move {
@@ -137,6 +146,16 @@ impl Recorder {
         std::mem::take(&mut self.state.requests.lock().unwrap())
     }
 
+    /// Closes connections that are silent for this long.
+    pub fn close_idle(&self, after: Duration) {
+        *self.state.idle.lock().unwrap() = after;
+    }
+
+    /// Bytes that have come, and forgets them.
+    pub fn take_bytes(&self) -> usize {
+        self.state.seen.bytes.swap(0, Ordering::SeqCst)
+    }
+
     /// Requests so far.
     pub fn count(&self) -> usize {
         self.state.requests.lock().unwrap().len()
@@ -144,7 +163,7 @@ impl Recorder {
 
     /// Requests whose head has come, with or without their body.
     pub fn heads(&self) -> usize {
-        self.state.heads.load(Ordering::SeqCst)
+        self.state.seen.heads.load(Ordering::SeqCst)
     }
 
     /// Answers all pops that are held now.
@@ -171,7 +190,10 @@ impl Drop for Recorder {
 
 async fn serve(mut stream: TcpStream, state: Arc<State>) {
     let mut unread = Vec::new();
-    while let Some(request) = read_request(&mut stream, &mut unread, &state.heads).await {
+    loop {
+        let idle = *state.idle.lock().unwrap();
+        let request = tokio::time::timeout(idle, read_request(&mut stream, &mut unread, &state.seen));
+        let Ok(Some(request)) = request.await else { return };
         let mut reply = state.reply_to(&request);
         let waits = request.line.contains("wait=true");
         let mut released = state.released.subscribe();
@@ -270,19 +292,15 @@ async fn kept(stream: &mut TcpStream, state: &State) -> bool {
     }
 }
 
-/// The next request on a connection; `None` when it ends. Its head counts in `heads` as soon as it is there.
-pub async fn read_request(
-    stream: &mut TcpStream,
-    unread: &mut Vec<u8>,
-    heads: &AtomicUsize,
-) -> Option<Recorded> {
+/// The next request on a connection; `None` when it ends.
+pub async fn read_request(stream: &mut TcpStream, unread: &mut Vec<u8>, seen: &Seen) -> Option<Recorded> {
     let end = loop {
         if let Some(end) = unread.windows(4).position(|four| four == b"\r\n\r\n") {
             break end;
         }
-        fill(stream, unread).await?;
+        fill(stream, unread, seen).await?;
     };
-    heads.fetch_add(1, Ordering::SeqCst);
+    seen.heads.fetch_add(1, Ordering::SeqCst);
     let head = String::from_utf8_lossy(&unread.drain(..end + 4).collect::<Vec<_>>()[..end]).into_owned();
     let mut lines = head.split("\r\n");
     let line = lines.next()?.trim_end_matches(" HTTP/1.1").to_owned();
@@ -301,11 +319,11 @@ pub async fn read_request(
                 if let Some(end) = unread.windows(2).position(|two| two == b"\r\n") {
                     break end;
                 }
-                fill(stream, unread).await?;
+                fill(stream, unread, seen).await?;
             };
             let size = usize::from_str_radix(std::str::from_utf8(&unread[..end]).ok()?.trim(), 16).ok()?;
             while unread.len() < end + 2 + size + 2 {
-                fill(stream, unread).await?;
+                fill(stream, unread, seen).await?;
             }
             body.extend_from_slice(&unread[end + 2..end + 2 + size]);
             unread.drain(..end + 2 + size + 2);
@@ -316,18 +334,19 @@ pub async fn read_request(
     } else if let Some(length) = value("content-length") {
         let length: usize = length.parse().ok()?;
         while unread.len() < length {
-            fill(stream, unread).await?;
+            fill(stream, unread, seen).await?;
         }
         body = unread.drain(..length).collect();
     }
     Some(Recorded { line, headers, body })
 }
 
-async fn fill(stream: &mut TcpStream, unread: &mut Vec<u8>) -> Option<()> {
+async fn fill(stream: &mut TcpStream, unread: &mut Vec<u8>, seen: &Seen) -> Option<()> {
     let mut piece = [0; 16 * 1024];
     match stream.read(&mut piece).await {
         Ok(0) | Err(_) => None,
         Ok(n) => {
+            seen.bytes.fetch_add(n, Ordering::SeqCst);
             unread.extend_from_slice(&piece[..n]);
             Some(())
         }
