@@ -353,9 +353,9 @@ fn main() {
     if mode == "metered" || mode == "unmetered" {
         let (config, _) = ProxyConfig::load(std::env::vars(), None).unwrap();
         let served = if mode == "metered" {
-            proxy::serve(&config)
+            proxy::serve(&config, None)
         } else {
-            proxy::serve_metered_by(&config, |_, _| Ok(Meter::discarding()))
+            proxy::serve_metered_by(&config, None, |_, _| Ok(Meter::discarding()))
         };
         served.unwrap();
         return;

@@ -289,7 +289,7 @@ impl ProxyConfig {
             tls: tls(&mut s),
             connections: ConnectionCaps {
                 total: s.number("QUEEN_PROXY_MAX_CONNECTIONS", 20_000, 1..=10_000_000),
-                per_address: s.number("QUEEN_PROXY_MAX_CONNECTIONS_PER_ADDRESS", 5_000, 1..=10_000_000),
+                per_address: s.number("QUEEN_PROXY_MAX_CONNECTIONS_PER_ADDRESS", 10_000, 1..=10_000_000),
             },
             timeouts: Timeouts {
                 upstream: millis(&mut s, "QUEEN_PROXY_UPSTREAM_TIMEOUT_MS", 35_000, 1),

@@ -515,7 +515,7 @@ impl ProxyHttp for Gateway {
         if let Some(log) = &self.access_log
             && log.wants(status, ctx.id.random())
         {
-            log.log(self.line(session, ctx, finished, counts));
+            log.log(line(session, ctx, finished, counts));
         }
     }
 }
@@ -553,32 +553,6 @@ impl Gateway {
             ctx.whole = Some((whole, memory));
         }
         Ok(())
-    }
-
-    /// A request for the access log.
-    fn line(&self, session: &Session, ctx: &Context, finished: Finished, counts: Counts) -> Line {
-        let head = session.req_header();
-        let peer = session.client_addr().and_then(|address| address.as_inet()).copied();
-        let client =
-            ClientSide { id: ctx.id, peer, host: None, https: false, trusted: &ctx.settings.trusted_proxies };
-        let traceparent = head.headers.get("traceparent");
-        Line {
-            time: SystemTime::now(),
-            request_id: ctx.id,
-            trace_id: traceparent.and_then(|value| TraceId::parse(value.as_bytes())),
-            cluster: ctx.forward.as_ref().map(|forward| forward.cluster.slug),
-            principal: ctx.forward.as_ref().map(|forward| forward.principal.clone()),
-            client: client.address(&head.headers),
-            method: head.method.clone(),
-            class: finished.class,
-            status: finished.status,
-            code: finished.code,
-            took: finished.took,
-            cell: finished.cell,
-            bytes_in: counts.bytes_in,
-            bytes_out: counts.bytes_out,
-            messages: counts.msgs,
-        }
     }
 
     /// Books what a request came to; returns it in all.
@@ -630,6 +604,32 @@ fn note_tls(session: &mut Session, trusted: &[IpNet]) -> Result<()> {
 fn refused(ctx: &mut Context, refusal: Refusal) -> Box<Error> {
     ctx.refusal = Some(refusal);
     Error::explain(ErrorType::HTTPStatus(refusal.wire().status), refusal.wire().code)
+}
+
+/// A request for the access log.
+fn line(session: &Session, ctx: &Context, finished: Finished, counts: Counts) -> Line {
+    let head = session.req_header();
+    let peer = session.client_addr().and_then(|address| address.as_inet()).copied();
+    let client =
+        ClientSide { id: ctx.id, peer, host: None, https: false, trusted: &ctx.settings.trusted_proxies };
+    let traceparent = head.headers.get("traceparent");
+    Line {
+        time: SystemTime::now(),
+        request_id: ctx.id,
+        trace_id: traceparent.and_then(|value| TraceId::parse(value.as_bytes())),
+        cluster: ctx.forward.as_ref().map(|forward| forward.cluster.slug),
+        principal: ctx.forward.as_ref().map(|forward| forward.principal.clone()),
+        client: client.address(&head.headers),
+        method: head.method.clone(),
+        class: finished.class,
+        status: finished.status,
+        code: finished.code,
+        took: finished.took,
+        cell: finished.cell,
+        bytes_in: counts.bytes_in,
+        bytes_out: counts.bytes_out,
+        messages: counts.msgs,
+    }
 }
 
 /// A word for what went wrong with a cell, of a closed list.

@@ -158,6 +158,8 @@ async fn a_full_pool_is_waited_for_then_shed_and_writes_recover_by_themselves() 
     let world = World::builder()
         .proxies(0)
         .cell_env("QUEEN_KV_POOL_SIZE", 1)
+        // A group would give the connection back after 100 ms of waiting for a lock.
+        .cell_env("QUEEN_KV_GROUP_CALLS", 1)
         .cell_env("QUEEN_KV_STANDALONE_SHED_AFTER", 2)
         .start()
         .await;
