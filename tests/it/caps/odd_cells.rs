@@ -17,7 +17,6 @@ async fn answers_of_every_kind_reach_the_client_and_spoil_no_connection() {
         (404, "<html>no such thing</html>"),
         (409, r#"{"error":"conflict"}"#),
         (422, "not JSON"),
-        (431, "<html>too large</html>"),
         (500, r#"{"error":"internal"}"#),
         (503, r#"{"error":"PostgreSQL is down"}"#),
         (599, ""),

@@ -1,4 +1,4 @@
-//! A real browser by WebDriver: Debian's packages chromium and chromium-driver. Not having them fails.
+//! A real browser by `WebDriver`: Debian's packages chromium and chromium-driver. Not having them fails.
 
 use crate::support::{Socket, eventually, free_port};
 use serde_json::{Value, json};
@@ -79,7 +79,7 @@ impl Browser {
             "goog:loggingPrefs": {"browser": "ALL"},
         }}});
         let made = browser.call("POST", "/session", &wish).await;
-        browser.session = made["sessionId"].as_str().unwrap_or_else(|| panic!("{made}")).to_owned();
+        made["sessionId"].as_str().unwrap_or_else(|| panic!("{made}")).clone_into(&mut browser.session);
         browser
     }
 
