@@ -490,7 +490,9 @@ impl ProxyHttp for Gateway {
     }
 
     async fn logging(&self, session: &mut Session, e: Option<&Error>, ctx: &mut Context) {
-        let status = session.response_written().map_or(0, |head| head.status.as_u16());
+        // A "100 Continue" is no answer yet.
+        let written = session.response_written().filter(|head| !head.status.is_informational());
+        let status = written.map_or(0, |head| head.status.as_u16());
         let finished = Finished {
             class: ctx.class,
             status,

@@ -182,6 +182,49 @@ impl Direct {
     }
 }
 
+/// The same for calls of one operation, which share commits: 24 clients of two cells, whose groups hold the same rows.
+/// Full size: `QUEEN_TEST_ROUNDS=2000 cargo test --test it never_deadlock`.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_that_share_commits_never_deadlock_and_each_counts_once() {
+    const CLIENTS: u32 = 24;
+    let rounds = rounds(40);
+    let world = World::builder().proxies(0).cell_env("QUEEN_KV_GROUP_CALLS", 32).start().await;
+    let (port, _second) = world.another_cell().await;
+    let tenant = Uuid::new_v4();
+    let shared = ["B", "Z", "_", "a", "b", "z", "É", "é"];
+    let mut clients = tokio::task::JoinSet::new();
+    for client in 0..CLIENTS {
+        let port = if client % 2 == 0 { world.cell_port } else { port };
+        let mut cell = Direct::open(&world, port, tenant).await;
+        clients.spawn(async move {
+            for round in 0..rounds {
+                let key = shared[((client + round * 7) % 8) as usize];
+                let plain = put(&format!("plain-{}", (client * 5 + round) % 8), json!(round), json!({}));
+                for call in [op("incr", key, json!({"delta": 1, "forever": true})), plain] {
+                    let answer = cell.ask(&json!([call])).await;
+                    assert_eq!(answer.status, 200, "{client} {round}: {}", text(&answer));
+                    assert_eq!(results(&answer)[0]["applied"], true, "{client} {round}");
+                }
+            }
+        });
+    }
+    clients.join_all().await;
+    let mut database = world.cell_database().await;
+    let sum: i64 =
+        sqlx::query_scalar("SELECT sum(value::text::bigint)::bigint FROM queen.kv WHERE key = ANY($1)")
+            .bind(&shared[..])
+            .fetch_one(&mut database)
+            .await
+            .unwrap();
+    assert_eq!(sum, i64::from(CLIENTS * rounds));
+    let deadlocks: i64 =
+        sqlx::query_scalar("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+            .fetch_one(&mut database)
+            .await
+            .unwrap();
+    assert_eq!(deadlocks, 0);
+}
+
 /// Vector 18, from two cells on one database. Without one lock order for everybody, PostgreSQL ends one of the
 /// two with 40P01, a 503. Full size: `QUEEN_TEST_ROUNDS=10000 cargo test --test it never_deadlock`.
 #[tokio::test(flavor = "multi_thread")]
