@@ -248,28 +248,44 @@ impl Watch {
         }
     }
 
-    /// The client went away. Of an answer that breaks off for that, the messages that it has told of count: who
-    /// leaves before the end has them all the same.
+    /// The client went away, in a way that ended the exchange. Of an answer that breaks off for that, the messages
+    /// that it has told of count: who leaves before the end has them all the same. Of a request that brings
+    /// messages all of them count, so that nobody stores for nothing by breaking off just then.
     pub fn client_left(&mut self) {
         self.client_left = true;
     }
 
-    /// What it came to. Without a head the cell did not answer: the request counts, and nothing else.
+    /// Messages that may be stored by now, whatever the answer would have said.
+    fn brought(&self) -> u64 {
+        match self.route {
+            MeteredRoute::Push
+            | MeteredRoute::EphemeralPush
+            | MeteredRoute::Transaction
+            | MeteredRoute::Cycle => self.facts.ingress,
+            MeteredRoute::Pop | MeteredRoute::Replay | MeteredRoute::Other(_) => 0,
+        }
+    }
+
+    /// What it came to. Without a head the cell did not answer: the request counts, and nothing else, unless it
+    /// is the client's doing.
     pub fn finish(mut self) -> Usage {
-        let mut messages = 0;
+        let brought = self.brought();
+        let cut_short = self.client_left && !self.answered;
+        let mut messages = if cut_short { brought } else { 0 };
         let mut mostly_buffered = false;
         // An empty pop may have an empty body.
         let empty = self.bytes_out == 0 && self.route == MeteredRoute::Pop;
         if let Some(scanner) = self.scanner.filter(|_| !empty) {
             match scanner.messages() {
                 Ok(read) => messages = read,
-                Err(Unreadable::Truncated) if self.client_left => messages = scanner.so_far(),
+                Err(Unreadable::Truncated) if self.client_left => messages = scanner.so_far().max(brought),
                 Err(error) => self.unreadable = Some(error),
             }
             mostly_buffered = scanner.mostly_buffered();
         }
         let apart = matches!(self.route, MeteredRoute::Cycle | MeteredRoute::Replay);
-        let bytes_in = if self.answered && self.route != MeteredRoute::Pop { self.facts.bytes_in } else { 0 };
+        let reached = self.answered || cut_short;
+        let bytes_in = if reached && self.route != MeteredRoute::Pop { self.facts.bytes_in } else { 0 };
         let msgs = if apart { 0 } else { messages };
         let first = Sample {
             op: self.route.op(),

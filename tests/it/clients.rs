@@ -2,6 +2,7 @@
 
 use crate::support::{Reply, Socket, Tenant, World, eventually};
 use std::time::{Duration, Instant};
+use tokio::{io::AsyncWriteExt, net::TcpSocket};
 
 const LIMIT: Duration = Duration::from_secs(10);
 const PUSHED: &str = r#"queen_proxy_usage_messages_total{op="push"}"#;
@@ -279,6 +280,37 @@ async fn what_pingora_refuses_carries_our_words() {
         assert!(socket.answer().await.is_none(), "{request}: what follows is nobody's request");
     }
     assert_eq!(world.recorder().count(), 0);
+}
+
+/// Heads alone are what Pingora writes without a limit of time.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_does_not_read_answers_loses_the_connection() {
+    let world =
+        World::builder().recorder().admin().env("QUEEN_PROXY_UPSTREAM_TIMEOUT_MS", 1_500).start().await;
+    eventually("the connections of the start are gone", LIMIT, async || {
+        (world.figure("queen_proxy_client_connections").await == 0).then_some(())
+    })
+    .await;
+    let tenant = world.tenant("acme").await;
+    let head = format!("HTTP/1.1 204 No Content\r\nx-padding: {}\r\n\r\n", "x".repeat(8_000));
+    world.recorder().reply(Reply::Raw(Box::leak(head.into_bytes().into_boxed_slice())));
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4_096).unwrap();
+    let mut stream = socket.connect(([127, 0, 0, 1], world.port()).into()).await.unwrap();
+    // Their answers are more than the system holds.
+    let pops = format!("GET /api/v1/pop/queue/q HTTP/1.1\r\n{}\r\n", tenant.headers()).repeat(5_000);
+    let sending = tokio::spawn(async move {
+        let _ = stream.write_all(pops.as_bytes()).await;
+        stream
+    });
+    eventually("the pops begin", LIMIT, async || (world.recorder().count() > 0).then_some(())).await;
+    eventually("its place is free", LIMIT, async || {
+        (world.figure("queen_proxy_client_connections").await == 0).then_some(())
+    })
+    .await;
+    assert_eq!(world.figure("queen_proxy_requests_in_flight").await, 0);
+    assert!(world.recorder().count() < 5_000, "all of it found room: {}", world.recorder().count());
+    drop(sending.await);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -86,21 +86,23 @@ impl Http2Stream {
 
     /// Judges how a write ended; `None` when it goes nowhere.
     fn judge<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<Result<T>>) -> Option<Poll<Result<T>>> {
-        if !matches!(outcome, Poll::Ready(Ok(_))) && !self.connection.is_storing(cx) {
-            return Some(outcome);
+        if let Poll::Ready(Ok(done)) = outcome {
+            self.stalled.stop();
+            return Some(Poll::Ready(Ok(done)));
         }
+        let storing = self.connection.is_storing(cx);
         match outcome {
-            Poll::Ready(Ok(done)) => {
-                self.stalled.stop();
-                return Some(Poll::Ready(Ok(done)));
-            }
             Poll::Pending => {
-                self.stalled.arm(self.rules.stall_limit);
+                self.stalled.arm(if storing { self.rules.stall_limit } else { self.rules.write_limit });
                 if self.stalled.poll(cx).is_pending() {
                     return Some(Poll::Pending);
                 }
+                if !storing {
+                    return Some(Poll::Ready(Err(ErrorKind::TimedOut.into())));
+                }
             }
-            Poll::Ready(Err(_)) => {}
+            other if !storing => return Some(other),
+            Poll::Ready(_) => {}
         }
         self.gone = true;
         self.rules.load.left.fetch_add(1, Ordering::Relaxed);

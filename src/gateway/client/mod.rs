@@ -61,6 +61,8 @@ pub(super) struct Rules {
     pub finish_limit: Duration,
     /// For a client that does not read the answer to such a request.
     pub stall_limit: Duration,
+    /// For one that does not read any other answer.
+    pub write_limit: Duration,
     /// What is counted.
     pub metrics: Arc<Metrics>,
     /// What goes on.
@@ -202,6 +204,7 @@ fn rules(settings: Arc<Settings>, metrics: Arc<Metrics>, load: Arc<Load>) -> Rul
         head_limit: timeouts.head,
         finish_limit: timeouts.upstream,
         // A client has to be given up before Pingora gives up writing.
+        write_limit: timeouts.upstream,
         stall_limit: STALL_LIMIT.min(timeouts.upstream / 2),
         metrics,
         load,

@@ -198,19 +198,22 @@ impl ClientStream {
 
     /// Judges how a write to the client ended; `None` when it goes nowhere.
     fn judge<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<Result<T>>) -> Option<Poll<Result<T>>> {
-        if self.connection.phase() != Phase::Finishing {
-            return Some(outcome);
-        }
+        let finishing = self.connection.phase() == Phase::Finishing;
         match outcome {
             Poll::Ready(Ok(done)) => {
                 self.writing.stop();
                 return Some(Poll::Ready(Ok(done)));
             }
+            Poll::Ready(Err(error)) if !finishing => return Some(Poll::Ready(Err(error))),
             Poll::Ready(Err(_)) => {}
             Poll::Pending => {
-                self.writing.arm(self.rules.stall_limit);
+                // Pingora waits for ever where an answer is a head alone.
+                self.writing.arm(if finishing { self.rules.stall_limit } else { self.rules.write_limit });
                 if self.writing.poll(cx).is_pending() {
                     return Some(Poll::Pending);
+                }
+                if !finishing {
+                    return Some(Poll::Ready(Err(ErrorKind::TimedOut.into())));
                 }
             }
         }
@@ -250,7 +253,10 @@ impl ClientStream {
             }
             let broken_off = self.connection.phase() == Phase::Receiving && !self.closed;
             if self.own_words.is_none() && !broken_off {
-                return Pin::new(&mut self.io).poll_shutdown(cx);
+                // What is left to be flushed may find nobody who reads it.
+                self.writing.arm(LINGER);
+                let ended = Pin::new(&mut self.io).poll_shutdown(cx);
+                return if ended.is_pending() { self.writing.poll(cx).map(Ok) } else { ended };
             }
             self.end = End::Speaking;
             self.writing.stop();

@@ -178,6 +178,23 @@ fn a_cell_that_does_not_answer_counts_as_a_request() {
     }
 }
 
+/// Whoever ends the exchange while the cell works does not store for nothing.
+#[test]
+fn a_client_that_ends_the_exchange_pays_for_what_it_brought() {
+    for (route, msgs) in [(Push, 5), (EphemeralPush, 5), (Transaction, 5), (Cycle, 5), (Replay, 0), (Pop, 0)]
+    {
+        let mut watch = Watch::new(route, RequestFacts { bytes_in: 7, ingress: 5, sinks: sinks() }, NAME);
+        watch.client_left();
+        let usage = watch.finish();
+        assert_eq!(usage.samples().map(|sample| sample.counts.msgs).sum::<u64>(), msgs, "{route:?}");
+        assert_eq!(usage.first.counts.bytes_in, if route == Pop { 0 } else { 7 }, "{route:?}");
+    }
+    let mut refused = Watch::new(Push, RequestFacts { ingress: 5, ..RequestFacts::default() }, NAME);
+    refused.head(503, None);
+    refused.client_left();
+    assert_eq!(refused.finish().first.counts.msgs, 0, "the cell said that it stored nothing");
+}
+
 /// Who leaves before the last byte has the messages before it. An answer that the cell breaks off is none.
 #[test]
 fn an_answer_that_its_client_does_not_read_to_the_end_bills_what_it_told_of() {
@@ -189,8 +206,8 @@ fn an_answer_that_its_client_does_not_read_to_the_end_bills_what_it_told_of() {
         (Pop, r#"{"messages":[{"data":1},{"data":2}],"success":true}"#, 2),
         (Pop, r#"{"success":true,"mess"#, 0),
         (Pop, "", 0),
-        (Push, push, 2),
-        (Transaction, transaction, 0),
+        (Push, push, 5),
+        (Transaction, transaction, 5),
         (Replay, r#"{"result":"moved""#, 0),
     ] {
         let of = |left: bool| {
