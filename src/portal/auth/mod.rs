@@ -23,10 +23,11 @@ use guesses::{Guesses, account};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 pub use pages::PortalLink;
 use pages::{Pages, safe_next};
-use passwords::{Busy, Passwords};
+use passwords::{Busy, MAX_WAIT, Passwords};
 use serde_json::json;
 use std::{borrow::Cow, net::IpAddr, sync::Arc, time::Instant};
 use throttle::{Throttle, TooMany, origin};
+use tokio::{sync::Semaphore, time::timeout};
 use url::form_urlencoded;
 pub use who::Acting;
 
@@ -37,6 +38,8 @@ const MAX_EMAIL: usize = 320;
 /// Life of a token from `/auth/session-token`, in seconds.
 const SESSION_TOKEN_S: u64 = 900;
 
+/// Accounts looked up at once: in a flood tenants' requests would wait behind all of them, here and at pxdb.
+const LOOK_UPS: usize = 2;
 /// Tokens per user and minute from `/auth/session-token`; and sessions that are ended.
 const SESSIONS_PER_USER: u32 = 60;
 
@@ -108,6 +111,7 @@ pub struct Auth {
     settings: AuthSettings,
     pages: Pages,
     passwords: Passwords,
+    looking_up: Semaphore,
     guesses: Guesses,
     minted: Throttle<UserId>,
     ended: Throttle<UserId>,
@@ -127,6 +131,7 @@ impl Auth {
         Ok(Self {
             pages: Pages::new(can_sign_in, settings.portal.clone()),
             passwords: Passwords::start(settings.workers, settings.queue)?,
+            looking_up: Semaphore::new(LOOK_UPS),
             guesses: Guesses::new(&settings),
             minted: Throttle::new(SESSIONS_PER_USER, settings.max_tracked),
             ended: Throttle::new(SESSIONS_PER_USER, settings.max_tracked),
@@ -180,10 +185,14 @@ impl Auth {
     async fn check(&self, form: &Form<'_>, origin: IpAddr) -> Result<Option<UserId>, AuthRefusal> {
         let can_exist = form.email.len() <= MAX_EMAIL && !form.email.contains('\0');
         let email = if can_exist { form.email.clone() } else { String::new() };
-        let known = self.identity.control.login(email).await.map_err(|error| {
-            tracing::warn!(%error, "nobody can sign in");
-            AuthRefusal::Unavailable
-        })?;
+        let known = {
+            let turn = timeout(MAX_WAIT, self.looking_up.acquire()).await;
+            let _turn = turn.map_err(|_| AuthRefusal::Busy)?;
+            self.identity.control.login(email).await.map_err(|error| {
+                tracing::warn!(%error, "nobody can sign in");
+                AuthRefusal::Unavailable
+            })?
+        };
         let (user, hash) = known.map(|login| (login.user, login.password_hash)).unzip();
         let password = form.password.clone().into_owned();
         let right = self.passwords.verify(origin, password, hash.flatten()).await?;

@@ -33,7 +33,7 @@ const BEHIND_TENANTS: ThreadSchedulePolicy = ThreadSchedulePolicy::Normal(Normal
 const MAX_PER_ORIGIN: usize = 2;
 
 /// A check that has waited for so long is not done: its asker tries again or has gone.
-const MAX_WAIT: Duration = Duration::from_secs(5);
+pub(super) const MAX_WAIT: Duration = Duration::from_secs(5);
 
 /// There is no room in the queue, or no time left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
