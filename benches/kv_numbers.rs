@@ -9,9 +9,9 @@
 
 use queen_proxy::{
     cell::CELL_SQL,
-    dev::postgres::{Postgres, Settings, USER, free_port},
+    dev::postgres::{Postgres, Settings, free_port},
 };
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, postgres::PgConnectOptions};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use std::{
     fs,
     path::PathBuf,
@@ -54,13 +54,7 @@ impl Stand {
     }
 
     async fn connect(&self, database: &str) -> PgConnection {
-        let options = PgConnectOptions::new_without_pgpass()
-            .host("127.0.0.1")
-            .port(self.server.port())
-            .username(USER)
-            .password(self.server.password().expose())
-            .database(database);
-        PgConnection::connect_with(&options).await.unwrap()
+        PgConnection::connect_with(&self.server.connect_options(database)).await.unwrap()
     }
 
     /// The schema, on an empty database.

@@ -8,13 +8,16 @@
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_precision_loss)]
 
+mod common;
+
+use common::{Program, connect, listening};
 use queen_proxy::dev::postgres::{Postgres, Settings, USER, free_port};
-use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
+use sqlx::PgConnection;
 use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio, exit},
+    process::{Command, Stdio, exit},
     str::FromStr,
     time::{Duration, Instant},
 };
@@ -22,7 +25,6 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     task::JoinSet,
-    time::sleep,
 };
 
 const KEYS: u64 = 100_000;
@@ -79,22 +81,15 @@ impl Operation {
 
 /// A cell as a process.
 struct Cell {
-    program: Child,
+    program: Program,
     port: u16,
-}
-
-impl Drop for Cell {
-    fn drop(&mut self) {
-        let _ = self.program.kill();
-        let _ = self.program.wait();
-    }
 }
 
 impl Cell {
     async fn start(server: &Postgres, more: &[(&str, &str)]) -> Self {
         let port = free_port();
         let mut command = Command::new(env!("CARGO_BIN_EXE_queen-cell"));
-        command.arg("serve").env("RUST_LOG", "error").stdout(Stdio::null()).stderr(Stdio::null());
+        command.arg("serve").env("RUST_LOG", "error").stderr(Stdio::null());
         command
             .envs([("HOST", "127.0.0.1"), ("PG_HOST", "127.0.0.1"), ("PG_USER", USER), ("PG_DB", "cell")])
             .env("PORT", port.to_string())
@@ -105,10 +100,8 @@ impl Cell {
         for name in ["READ_RATE", "READ_BURST", "WRITE_RATE", "WRITE_BURST"] {
             command.env(format!("QUEEN_KV_{name}"), "1000000");
         }
-        let program = command.envs(more.iter().copied()).spawn().unwrap();
-        while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
-            sleep(Duration::from_millis(20)).await;
-        }
+        let program = Program::start(command.envs(more.iter().copied()));
+        listening(port).await;
         Self { program, port }
     }
 }
@@ -318,21 +311,13 @@ async fn main() {
         Postgres::start(Settings { folder: folder.clone(), port: free_port(), throw_away: false }).unwrap();
     let postmaster = fs::read_to_string(folder.join("data/postmaster.pid")).unwrap();
     let postmaster: u32 = postmaster.lines().next().unwrap().trim().parse().unwrap();
-    let options = |database: &str| {
-        PgConnectOptions::new_without_pgpass()
-            .host("127.0.0.1")
-            .port(server.port())
-            .username(USER)
-            .password(server.password().expose())
-            .database(database)
-    };
-    let mut postgres = PgConnection::connect_with(&options("postgres")).await.unwrap();
+    let mut postgres = connect(&server, "postgres").await;
     sqlx::query("CREATE DATABASE cell").execute(&mut postgres).await.unwrap();
     let mut cells = Vec::new();
     for (name, environment) in CELLS {
         cells.push((name, Cell::start(&server, environment).await));
     }
-    let mut postgres = PgConnection::connect_with(&options("cell")).await.unwrap();
+    let mut postgres = connect(&server, "cell").await;
     let version: String = sqlx::query_scalar("SHOW server_version").fetch_one(&mut postgres).await.unwrap();
     sqlx::query(sqlx::AssertSqlSafe(format!(
         "INSERT INTO queen.kv (namespace, key, value, version)
@@ -362,7 +347,7 @@ async fn main() {
             all.entry((operation, "pgbench")).or_default().push(figures);
             for (name, cell) in &cells {
                 settle(&mut postgres).await;
-                let pid = Some(cell.program.id());
+                let pid = Some(cell.program.0.id());
                 let before = Used::now(pid, postmaster);
                 let latencies = load_cell(cell.port, operation, clients, window).await;
                 let figures = Figures::of(latencies, window, before, Used::now(pid, postmaster));

@@ -5,11 +5,12 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
-use queen_proxy::dev::postgres::{Postgres, Settings, USER};
-use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
+mod common;
+
+use common::{Program, connect, listening, tenant};
+use queen_proxy::dev::postgres::{Postgres, Settings, USER, free_port};
 use std::{
-    net::TcpListener,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 use tokio::{
@@ -26,23 +27,10 @@ const RATE: u32 = 400;
 const SIGN_INS: usize = 200;
 const CLIENTS: u32 = 8;
 
-struct Program(Child);
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
-}
-
 fn start(binary: &str, environment: &[(&str, String)]) -> Program {
     let mut command = Command::new(binary);
-    command.arg("serve").env("RUST_LOG", "error").stdout(Stdio::null()).stderr(Stdio::null());
-    Program(command.envs(environment.iter().map(|(name, value)| (*name, value))).spawn().unwrap())
+    command.arg("serve").env("RUST_LOG", "error").stderr(Stdio::null());
+    Program::start(command.envs(environment.iter().map(|(name, value)| (*name, value))))
 }
 
 /// One request on a connection that stays; returns the status.
@@ -137,15 +125,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 async fn main() {
     let folder = std::env::temp_dir().join(format!("queen-bench-{}", uuid::Uuid::new_v4().simple()));
     let mut server = Postgres::start(Settings { folder, port: free_port(), throw_away: true }).unwrap();
-    let options = |database: &str| {
-        PgConnectOptions::new_without_pgpass()
-            .host("127.0.0.1")
-            .port(server.port())
-            .username(USER)
-            .password(server.password().expose())
-            .database(database)
-    };
-    let mut postgres = PgConnection::connect_with(&options("postgres")).await.unwrap();
+    let mut postgres = connect(&server, "postgres").await;
     for statement in ["CREATE DATABASE control", "CREATE DATABASE cell"] {
         sqlx::query(statement).execute(&mut postgres).await.unwrap();
     }
@@ -187,28 +167,10 @@ async fn main() {
         ],
     );
     for port in [cell_port, port] {
-        while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
-            sleep(Duration::from_millis(20)).await;
-        }
+        listening(port).await;
     }
-    let mut control = PgConnection::connect_with(&options("control")).await.unwrap();
-    let key: String = sqlx::query_scalar(
-        "WITH cell AS (
-             INSERT INTO queen_proxy.cells (slug, region, base_url, class) VALUES ('c', 'r', $1, 'shared')
-             RETURNING id
-         )
-         SELECT queen_proxy.bootstrap_tenant('acme', 'acme', 'acme', 'pro', id, 'a@acme.example')
-                    ->> 'api_key'
-           FROM cell",
-    )
-    .bind(format!("http://127.0.0.1:{cell_port}"))
-    .fetch_one(&mut control)
-    .await
-    .unwrap();
-    sqlx::query(r#"UPDATE queen_proxy.clusters SET limit_overrides = '{"max_req_per_sec": null}'"#)
-        .execute(&mut control)
-        .await
-        .unwrap();
+    let mut control = connect(&server, "control").await;
+    let key = tenant(&mut control, cell_port, r#"{"max_req_per_sec": null}"#).await;
     let request = format!(
         "GET /api/v1/kv/ns/k HTTP/1.1\r\nHost: acme.q.example\r\nAuthorization: Bearer {key}\r\n\r\n"
     )

@@ -6,10 +6,13 @@
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_precision_loss)]
 
+mod common;
+
+use common::{Program, connect, listening, tenant};
 use queen_proxy::{
     config::proxy::ProxyConfig,
     control::now_s,
-    dev::postgres::{Postgres, Settings, USER},
+    dev::postgres::{Postgres, Settings, USER, free_port},
     domain::ids::ClusterId,
     metering::{
         Meter,
@@ -18,13 +21,11 @@ use queen_proxy::{
     },
     proxy,
 };
-use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
 use std::{
     collections::HashMap,
     fs,
     hint::black_box,
-    net::TcpListener,
-    process::{Child, Command, Stdio},
+    process::Command,
     time::{Duration, Instant},
 };
 use tokio::{
@@ -32,7 +33,6 @@ use tokio::{
     net::TcpStream,
     runtime::Builder,
     task::JoinSet,
-    time::sleep,
 };
 use uuid::Uuid;
 
@@ -47,15 +47,8 @@ const FOUND: &str = r#"{"found":true,"value":{"a":1},"version":3}"#;
 const PUSH: &str = r#"{"items":[{"queue":"orders","partition":"Default","transactionId":"0193806e-6b5c-7c2e-9d4b-0e6f8a1b2c3d","payload":{"order":17,"customer":"acme"}}]}"#;
 
 struct Proxy {
-    child: Child,
+    program: Program,
     port: u16,
-}
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Proxy {
@@ -65,13 +58,12 @@ impl Proxy {
         command.arg(mode).envs(environment).env("QUEEN_PROXY_PORT", port.to_string());
         let spool = std::env::temp_dir().join(format!("queen-bench-spool-{}", Uuid::new_v4().simple()));
         command.env("QUEEN_PROXY_SPOOL_DIR", spool);
-        let child = command.stdout(Stdio::null()).stderr(Stdio::inherit()).spawn().unwrap();
-        Self { child, port }
+        Self { program: Program::start(&mut command), port }
     }
 
     /// User and system time so far.
     fn cpu(&self) -> Duration {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.program.0.id())).unwrap();
         // After the name in parentheses: utime and stime are the 12th and the 13th, in hundredths.
         let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().collect();
         let ticks: u64 = fields[11..=12].iter().map(|field| field.parse::<u64>().unwrap()).sum();
@@ -80,14 +72,10 @@ impl Proxy {
 
     /// `VmRSS` or `VmHWM`, in bytes.
     fn memory(&self, which: &str) -> usize {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let status = fs::read_to_string(format!("/proc/{}/status", self.program.0.id())).unwrap();
         let line = status.lines().find(|line| line.starts_with(which)).unwrap();
         line.split_ascii_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
     }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
 /// Answers by the path; `batch=64` is a pop of 64 MiB.
@@ -226,15 +214,7 @@ async fn pop_64_mib(port: u16, headers: String) {
 async fn compare() {
     let folder = std::env::temp_dir().join(format!("queen-bench-{}", Uuid::new_v4().simple()));
     let mut server = Postgres::start(Settings { folder, port: free_port(), throw_away: true }).unwrap();
-    let options = |database: &str| {
-        PgConnectOptions::new_without_pgpass()
-            .host("127.0.0.1")
-            .port(server.port())
-            .username(USER)
-            .password(server.password().expose())
-            .database(database)
-    };
-    let mut postgres = PgConnection::connect_with(&options("postgres")).await.unwrap();
+    let mut postgres = connect(&server, "postgres").await;
     sqlx::query("CREATE DATABASE control").execute(&mut postgres).await.unwrap();
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let cell_port = listener.local_addr().unwrap().port();
@@ -258,31 +238,11 @@ async fn compare() {
     ]);
     let proxies = ["metered", "unmetered"].map(|mode| Proxy::start(mode, &environment));
     for proxy in &proxies {
-        while TcpStream::connect(("127.0.0.1", proxy.port)).await.is_err() {
-            sleep(Duration::from_millis(20)).await;
-        }
+        listening(proxy.port).await;
     }
-    let mut control = PgConnection::connect_with(&options("control")).await.unwrap();
-    let key: String = sqlx::query_scalar(
-        "WITH cell AS (
-             INSERT INTO queen_proxy.cells (slug, region, base_url, class) VALUES ('c', 'r', $1, 'shared')
-             RETURNING id
-         )
-         SELECT queen_proxy.bootstrap_tenant('acme', 'acme', 'acme', 'pro', id, 'a@acme.example')
-                    ->> 'api_key'
-           FROM cell",
-    )
-    .bind(format!("http://127.0.0.1:{cell_port}"))
-    .fetch_one(&mut control)
-    .await
-    .unwrap();
-    sqlx::query(
-        r#"UPDATE queen_proxy.clusters
-              SET limit_overrides = '{"max_req_per_sec": null, "max_msgs_per_sec": null, "max_retained_bytes": null}'"#,
-    )
-    .execute(&mut control)
-    .await
-    .unwrap();
+    let mut control = connect(&server, "control").await;
+    let overrides = r#"{"max_req_per_sec": null, "max_msgs_per_sec": null, "max_retained_bytes": null}"#;
+    let key = tenant(&mut control, cell_port, overrides).await;
     let headers = format!("Host: acme.q.example\r\nAuthorization: Bearer {key}\r\n");
     let push = format!("POST /api/v1/push HTTP/1.1\r\n{headers}Content-Length: {}\r\n\r\n{PUSH}", PUSH.len());
     let pop = format!("GET /api/v1/pop/queue/orders?batch=1 HTTP/1.1\r\n{headers}\r\n");

@@ -195,16 +195,22 @@ fn controlling(metrics: &Metrics, control: &ControlPlane) -> Result<(), promethe
             (|cache| number(cache.entries as u64)) as fn(&CacheView) -> f64,
         ),
         ("queen_proxy_cache_absences", "Remembered absences", |cache| number(cache.absences as u64)),
-        ("queen_proxy_cache_oldest_seconds", "Age of the oldest answer that is held", |cache| {
-            cache.oldest.unwrap_or_default().as_secs_f64()
-        }),
     ] {
         let control = control.clone();
         metrics.gauges(name, help, "cache", move || {
             control.caches().iter().map(|cache| (cache.name.to_owned(), read(cache))).collect()
         })?;
     }
-    Ok(())
+    let control = control.clone();
+    metrics.gauges(
+        "queen_proxy_cache_oldest_seconds",
+        "Age of the oldest answer that is held",
+        "cache",
+        move || {
+            let ages = control.oldest_entries().map(|age| age.unwrap_or_default().as_secs_f64());
+            control.caches().iter().map(|cache| cache.name.to_owned()).zip(ages).collect()
+        },
+    )
 }
 
 /// Exports how it stands with clients' connections.

@@ -89,8 +89,6 @@ pub struct CacheView {
     pub entries: usize,
     /// Remembered absences.
     pub absences: usize,
-    /// Age of the oldest answer that is held.
-    pub oldest: Option<Duration>,
     /// Answers that were remembered and fresh.
     pub hits: u64,
     /// Look-ups asked of the database.
@@ -257,18 +255,20 @@ impl<K: Key, V: Cached> Cache<K, V> {
         (self.0.present.len(), self.0.absent.len())
     }
 
-    /// How it stands. Looks at every entry: for whoever watches, not for requests.
+    /// Age of the oldest answer that is held. Looks at every entry.
+    pub fn oldest(&self) -> Option<Duration> {
+        let fresh_until = self.0.present.iter().map(|entry| entry.fresh_until).min()?;
+        Some((Instant::now() + self.0.config.ttl).saturating_duration_since(fresh_until))
+    }
+
+    /// How it stands.
     pub fn view(&self) -> CacheView {
         let (entries, absences) = self.len();
-        let oldest = self.0.present.iter().map(|entry| entry.fresh_until).min();
-        let now = Instant::now();
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         CacheView {
             name: self.0.name,
             entries,
             absences,
-            oldest: oldest
-                .map(|fresh_until| (now + self.0.config.ttl).saturating_duration_since(fresh_until)),
             hits: count(&self.0.stats.hits),
             loads: count(&self.0.stats.loads),
             stale: count(&self.0.stats.stale),

@@ -278,6 +278,17 @@ impl ControlPlane {
         self.heard_s.store(now_s(), Ordering::Relaxed);
     }
 
+    /// Age of the oldest answer in each of [`Self::caches`]. Looks at every entry: for whoever watches.
+    pub fn oldest_entries(&self) -> [Option<Duration>; 5] {
+        [
+            self.clusters.oldest(),
+            self.clusters_by_id.oldest(),
+            self.keys.oldest(),
+            self.grants.oldest(),
+            self.users.oldest(),
+        ]
+    }
+
     /// How the caches stand.
     pub fn caches(&self) -> [CacheView; 5] {
         [

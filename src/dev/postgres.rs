@@ -6,6 +6,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::{Pid, User, geteuid},
 };
+use sqlx::postgres::PgConnectOptions;
 use std::{
     fs::{self, OpenOptions},
     io::Write,
@@ -108,6 +109,16 @@ impl Postgres {
     /// The superuser's password.
     pub fn password(&self) -> Secret {
         Secret::new(self.password.clone())
+    }
+
+    /// How the superuser reaches a database.
+    pub fn connect_options(&self, database: &str) -> PgConnectOptions {
+        PgConnectOptions::new_without_pgpass()
+            .host("127.0.0.1")
+            .port(self.port())
+            .username(USER)
+            .password(&self.password)
+            .database(database)
     }
 
     /// Stops the server, as an outage would: clients are cut off.

@@ -3,8 +3,9 @@
 //!
 //! Over HTTP/1.1 it is read before the cell is even chosen ([`read`]). Pingora then replays its last 64 KiB, in
 //! whose place the whole goes; where it was longer and the last part could not be told from the others, in
-//! chunks, the request is put anew with a last part of our own ([`reframe`]). Over HTTP/2 bodies are collected in Pingora's own body
-//! filter ([`Collector`]): reading them earlier hangs beyond 64 KiB (ways B and C of `notes/pingora.md`).
+//! chunks, the request is put anew with a last part of our own ([`reframe`]). Over HTTP/2 bodies are collected in
+//! Pingora's own body filter ([`Collector`]): reading them earlier hangs beyond 64 KiB (ways B and C of
+//! `notes/pingora.md`).
 
 use super::refusal::Refusal;
 use crate::{

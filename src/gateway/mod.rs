@@ -12,6 +12,7 @@ pub mod client;
 mod forward;
 mod head;
 pub mod live;
+mod load;
 mod own;
 pub mod pipeline;
 pub mod refusal;
@@ -34,7 +35,6 @@ use body::{Collector, Inspection, Subject};
 use bytes::Bytes;
 use caps::{Denied, RateHeaders};
 use client::{Complete, Storing};
-use dashmap::DashMap;
 use forward::{ClientSide, FORWARDED_PROTO, Forward};
 use http::{
     HeaderValue, StatusCode, Version,
@@ -42,6 +42,8 @@ use http::{
 };
 use ipnet::IpNet;
 use live::{Live, Settings};
+use load::InFlight;
+pub use load::Load;
 use pingora::{
     Error, ErrorSource, ErrorType, Result,
     http::{RequestHeader, ResponseHeader},
@@ -52,11 +54,7 @@ use pingora::{
 use pipeline::{Admitted, Pipeline};
 use refusal::Refusal;
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
-    },
-    task::Waker,
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 use traffic::{Clusters, Outcome};
@@ -88,76 +86,6 @@ pub struct Gateway {
     meter: Meter,
     clusters: Arc<Clusters>,
     access_log: Option<AccessLog>,
-}
-
-/// What is going on, for a shutdown that waits.
-#[derive(Debug, Default)]
-pub struct Load {
-    in_flight: AtomicUsize,
-    draining: AtomicBool,
-    closing: AtomicBool,
-    /// The connections whose requests wait at a cell, to be woken when they have to end.
-    parked: DashMap<usize, Waker>,
-    connections: AtomicUsize,
-    refused_in_all: AtomicU64,
-    refused_by_address: AtomicU64,
-    failed_handshakes: AtomicU64,
-    left: AtomicU64,
-}
-
-impl Load {
-    /// Requests whose answer has not ended.
-    pub fn in_flight(&self) -> usize {
-        self.in_flight.load(Ordering::Acquire)
-    }
-
-    /// Whether the proxy is on its way out.
-    pub fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
-    }
-
-    /// Whether what waits at cells is to end.
-    fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::Acquire)
-    }
-
-    /// Ends what waits at cells, and lets nothing wait any more.
-    fn close(&self) {
-        self.closing.store(true, Ordering::Release);
-        for waiting in &self.parked {
-            waiting.wake_by_ref();
-        }
-    }
-
-    /// Connections of clients.
-    pub fn connections(&self) -> usize {
-        self.connections.load(Ordering::Relaxed)
-    }
-
-    /// Connections that were refused since the start: for all there are, and for those of their address.
-    pub fn refused_connections(&self) -> [u64; 2] {
-        [&self.refused_in_all, &self.refused_by_address].map(|count| count.load(Ordering::Relaxed))
-    }
-
-    /// TLS handshakes that failed or took too long, since the start.
-    pub fn failed_handshakes(&self) -> u64 {
-        self.failed_handshakes.load(Ordering::Relaxed)
-    }
-
-    /// Requests since the start that were finished although nobody took their answer.
-    pub fn finished_without_client(&self) -> u64 {
-        self.left.load(Ordering::Relaxed)
-    }
-}
-
-/// One request in flight; counted until it is dropped, because Pingora's last phase does not run
-/// after a panic.
-struct InFlight(Arc<Load>);
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
-    }
 }
 
 /// What is known of a request so far.
@@ -192,7 +120,6 @@ impl ProxyHttp for Gateway {
     type CTX = Context;
 
     fn new_ctx(&self) -> Context {
-        self.load.in_flight.fetch_add(1, Ordering::AcqRel);
         Context {
             id: RequestId::new(),
             settings: self.live.settings(),
@@ -209,7 +136,7 @@ impl ProxyHttp for Gateway {
             refusal: None,
             connects: 0,
             storing: None,
-            _in_flight: InFlight(Arc::clone(&self.load)),
+            _in_flight: InFlight::new(&self.load),
         }
     }
 
@@ -224,7 +151,7 @@ impl ProxyHttp for Gateway {
             HttpSession::H1(h1) => h1.will_keepalive(),
             _ => true,
         };
-        let keep = may_go_on && !self.load.draining.load(Ordering::Acquire);
+        let keep = may_go_on && !self.load.is_draining();
         session.set_keepalive(keep.then(|| ctx.settings.timeouts.keepalive.as_secs().max(1)));
         session.as_downstream_mut().set_read_timeout(Some(ctx.settings.timeouts.client_read));
         session.as_downstream_mut().set_write_timeout(Some(ctx.settings.timeouts.upstream));
@@ -241,17 +168,12 @@ impl ProxyHttp for Gateway {
     async fn request_filter(&self, session: &mut Session, ctx: &mut Context) -> Result<bool> {
         let head = session.req_header();
         if let Err(refusal) = head::check_framing(head, || session.to_h1_raw()) {
-            ctx.code = refusal.wire().code;
-            answer::refuse(session, ctx.id, refusal).await?;
-            return Ok(true);
+            return turn_down(session, ctx, refusal.into()).await;
         }
         if let Some(name) = client::connection(session).and_then(|connection| connection.name())
             && !self.pipeline.is_meant(name, head::host(head)).await
         {
-            let refusal = Refusal::UnknownCluster;
-            ctx.code = refusal.wire().code;
-            answer::refuse(session, ctx.id, refusal).await?;
-            return Ok(true);
+            return turn_down(session, ctx, Refusal::UnknownCluster.into()).await;
         }
         if let Some(route) = head::target(head).and_then(|target| Route::of(target.path)) {
             ctx.class = "own";
@@ -262,11 +184,10 @@ impl ProxyHttp for Gateway {
             Ok(admitted) => {
                 ctx.class = admitted.class.word();
                 if admitted.forward.parks && self.load.is_closing() {
-                    ctx.code = Refusal::Leaving.wire().code;
-                    answer::refuse(session, ctx.id, Refusal::Leaving).await?;
-                    return Ok(true);
+                    Err(Refusal::Leaving.into())
+                } else {
+                    self.apply_caps(session, ctx, admitted).await
                 }
-                self.apply_caps(session, ctx, admitted).await
             }
             Err(refusal) => {
                 ctx.class = pipeline::class_of(head);
@@ -275,11 +196,7 @@ impl ProxyHttp for Gateway {
         };
         match judged {
             Ok(()) => Ok(false),
-            Err(denied) => {
-                ctx.code = denied.refusal.wire().code;
-                answer::deny(session, ctx.id, denied).await?;
-                Ok(true)
-            }
+            Err(denied) => turn_down(session, ctx, denied).await,
         }
     }
 
@@ -599,6 +516,13 @@ fn note_tls(session: &mut Session, trusted: &[IpNet]) -> Result<()> {
         head.insert_header(HOST, host)?;
     }
     Ok(())
+}
+
+/// Answers a request that goes no further.
+async fn turn_down(session: &mut Session, ctx: &mut Context, denied: Denied) -> Result<bool> {
+    ctx.code = denied.refusal.wire().code;
+    answer::deny(session, ctx.id, denied).await?;
+    Ok(true)
 }
 
 /// Remembers why, for `fail_to_proxy`, and ends Pingora's part.

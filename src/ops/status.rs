@@ -16,7 +16,7 @@ use axum::{
     routing::get,
 };
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 use tokio::time::{MissedTickBehavior, interval};
 
 /// Clusters in the table of the page.
@@ -90,12 +90,13 @@ async fn figures(State(admin): State<Arc<Admin>>) -> Json<Value> {
         "control": ops.control.as_ref().map(|control| {
             let pool = control.store().pool();
             let caches = control.caches();
+            let rows: Vec<_> = caches.iter().zip(control.oldest_entries()).map(cache).collect();
             json!({
                 "silent": caches.iter().any(|cache| cache.silent),
                 "listening": control.is_listening(),
                 "heard_s_ago": since(control.heard_s()),
                 "pool": { "open": pool.open, "idle": pool.idle, "most": pool.most },
-                "caches": caches.iter().map(cache).collect::<Vec<_>>(),
+                "caches": rows,
             })
         }),
         "cells": ops.reconcile.as_ref().map(|reconcile| {
@@ -130,12 +131,12 @@ fn top(mut views: Vec<View>) -> Vec<Value> {
     views.iter().map(row).collect()
 }
 
-fn cache(view: &CacheView) -> Value {
+fn cache((view, oldest): (&CacheView, Option<Duration>)) -> Value {
     json!({
         "cache": view.name,
         "entries": view.entries,
         "absences": view.absences,
-        "oldest_s": view.oldest.map(|age| age.as_secs()),
+        "oldest_s": oldest.map(|age| age.as_secs()),
         "hits": view.hits,
         "loads": view.loads,
         "stale": view.stale,

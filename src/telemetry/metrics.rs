@@ -56,11 +56,21 @@ pub struct Metrics {
 }
 
 /// The histograms of one class.
-#[derive(Clone)]
 struct Timed {
     whole: Histogram,
     cell: Histogram,
     own: Histogram,
+}
+
+impl Timed {
+    fn observe(&self, request: &Finished) {
+        self.whole.observe(request.took.as_secs_f64());
+        let cell = request.cell.unwrap_or_default();
+        if request.cell.is_some() {
+            self.cell.observe(cell.as_secs_f64());
+        }
+        self.own.observe(request.took.saturating_sub(cell).as_secs_f64());
+    }
 }
 
 impl Metrics {
@@ -150,23 +160,18 @@ impl Metrics {
                 self.counted.insert(key, counter);
             }
         }
-        let known = self.timed.get(request.class).map(|timed| timed.clone());
-        let timed = known.unwrap_or_else(|| {
-            let class = [request.class];
-            let timed = Timed {
-                whole: self.durations.with_label_values(&class),
-                cell: self.cell_durations.with_label_values(&class),
-                own: self.own_durations.with_label_values(&class),
-            };
-            self.timed.insert(request.class, timed.clone());
-            timed
-        });
-        timed.whole.observe(request.took.as_secs_f64());
-        let cell = request.cell.unwrap_or_default();
-        if request.cell.is_some() {
-            timed.cell.observe(cell.as_secs_f64());
+        if let Some(timed) = self.timed.get(request.class) {
+            timed.observe(&request);
+            return;
         }
-        timed.own.observe(request.took.saturating_sub(cell).as_secs_f64());
+        let class = [request.class];
+        let timed = Timed {
+            whole: self.durations.with_label_values(&class),
+            cell: self.cell_durations.with_label_values(&class),
+            own: self.own_durations.with_label_values(&class),
+        };
+        timed.observe(&request);
+        self.timed.insert(request.class, timed);
     }
 
     /// Counts a failed exchange with a cell.

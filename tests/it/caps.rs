@@ -10,28 +10,15 @@ mod rates;
 mod shadow;
 mod storage;
 
-use crate::support::{Answer, Socket, Tenant, World, WorldBuilder, eventually, free_port};
+use crate::support::{
+    Answer, PLAN_LIMITS, Tenant, World, WorldBuilder, ask_admin, eventually, metrics, sample,
+};
 use serde_json::{Value, json};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const KIB: usize = 1 << 10;
 const PUSH: &str = "POST /api/v1/push";
-
-/// The limits of a plan.
-const NAMES: [&str; 11] = [
-    "max_req_per_sec",
-    "req_burst",
-    "max_msgs_per_sec",
-    "msgs_burst",
-    "max_queues",
-    "max_partitions_per_queue",
-    "max_parked_pops",
-    "max_payload_bytes",
-    "max_batch_items",
-    "max_retained_bytes",
-    "max_retention_seconds",
-];
 
 /// A world with a recording cell, and a tenant whose caps are these and no others.
 async fn world(builder: WorldBuilder, overrides: &str) -> (World, Tenant) {
@@ -50,7 +37,7 @@ async fn tenant(world: &World, name: &str, overrides: &str) -> Tenant {
 /// Sets the caps of a tenant's cluster; those that are not named are lifted.
 async fn set(world: &World, tenant: &Tenant, caps: &str) {
     let mut overrides: Value = serde_json::from_str(caps).unwrap();
-    for name in NAMES {
+    for name in PLAN_LIMITS {
         overrides.as_object_mut().unwrap().entry(name).or_insert(Value::Null);
     }
     world.sql(&format!("SELECT queen_proxy.set_limit_override('{}', '{overrides}')", tenant.cluster)).await;
@@ -64,25 +51,19 @@ async fn lift_rates(world: &World, tenant: &Tenant) {
 
 /// A world whose proxy has an admin listener, which is returned.
 fn with_admin(builder: WorldBuilder) -> (WorldBuilder, u16) {
-    let admin = free_port();
-    (builder.env("QUEEN_PROXY_ADMIN_ADDR", format!("127.0.0.1:{admin}")), admin)
-}
-
-/// What the admin listener tells of a path.
-async fn admin(port: u16, path: &str) -> Answer {
-    Socket::open(port).await.ask(format!("GET {path} HTTP/1.1\r\nHost: admin\r\n\r\n")).await
+    let builder = builder.admin();
+    let port = builder.admin_port();
+    (builder, port)
 }
 
 /// What stands against the caps of a tenant's cluster.
 async fn live(port: u16, tenant: &Tenant) -> Value {
-    admin(port, &format!("/limits/{}", tenant.slug)).await.json()["live"].clone()
+    ask_admin(port, &format!("/limits/{}", tenant.slug)).await.json()["live"].clone()
 }
 
 /// One number of `/metrics`; none when there is no such series.
 async fn metric(port: u16, series: &str) -> Option<f64> {
-    let text = String::from_utf8(admin(port, "/metrics").await.body).unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
-    Some(line.parse().unwrap())
+    Some(sample(&metrics(port).await, series)?.parse().unwrap())
 }
 
 /// Waits until a series has this value.

@@ -72,8 +72,6 @@ async fn scrape(world: &World, port: u16) -> String {
 
 /// The value of one series.
 fn sample(metrics: &str, series: &str) -> f64 {
-    let line =
-        metrics.lines().find(|line| line.strip_prefix(series).is_some_and(|rest| rest.starts_with(' ')));
-    line.and_then(|line| line.rsplit_once(' ')?.1.parse().ok())
-        .unwrap_or_else(|| panic!("no series {series} in\n{metrics}"))
+    let value = crate::support::sample(metrics, series);
+    value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no series {series} in\n{metrics}"))
 }

@@ -182,6 +182,15 @@ impl Direct {
     }
 }
 
+/// Deadlocks of this database. The statistics of a session are written when it ends or is idle, so this only
+/// confirms the answers.
+async fn deadlocks(database: &mut PgConnection) -> i64 {
+    sqlx::query_scalar("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+        .fetch_one(database)
+        .await
+        .unwrap()
+}
+
 /// The same for calls of one operation, which share commits: 24 clients of two cells, whose groups hold the same rows.
 /// Full size: `QUEEN_TEST_ROUNDS=2000 cargo test --test it never_deadlock`.
 #[tokio::test(flavor = "multi_thread")]
@@ -217,12 +226,7 @@ async fn calls_that_share_commits_never_deadlock_and_each_counts_once() {
             .await
             .unwrap();
     assert_eq!(sum, i64::from(CLIENTS * rounds));
-    let deadlocks: i64 =
-        sqlx::query_scalar("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
-            .fetch_one(&mut database)
-            .await
-            .unwrap();
-    assert_eq!(deadlocks, 0);
+    assert_eq!(deadlocks(&mut database).await, 0);
 }
 
 /// Vector 18, from two cells on one database. Without one lock order for everybody, PostgreSQL ends one of the
@@ -271,13 +275,7 @@ async fn two_writers_of_overlapping_keys_in_opposite_order_never_deadlock() {
             .unwrap();
         assert_eq!(value, (2 * rounds).to_string(), "{key}");
     }
-    // The statistics of a session are written when it ends or is idle, so this only confirms the answers.
-    let deadlocks: i64 =
-        sqlx::query_scalar("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
-            .fetch_one(&mut database)
-            .await
-            .unwrap();
-    assert_eq!(deadlocks, 0);
+    assert_eq!(deadlocks(&mut database).await, 0);
     println!(
         "{rounds} rounds in {:.1?}, no deadlock; lost by one cell and by the other: {losses:?}",
         started.elapsed()

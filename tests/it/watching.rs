@@ -2,15 +2,13 @@
 
 mod browser;
 
-use crate::support::{Socket, Tenant, World, eventually, free_port};
+use crate::support::{Socket, Tenant, World, ask_admin, eventually, free_port, promtool, sample};
 use browser::Browser;
 use serde_json::{Value, json};
 use std::{
     collections::BTreeSet,
     fs,
-    io::Write,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
     time::Duration,
 };
 
@@ -19,26 +17,23 @@ const SOON: Duration = Duration::from_secs(20);
 /// A proxy with an admin listener, beside a real cell.
 struct Watched {
     world: World,
-    admin: u16,
     tenant: Tenant,
 }
 
 impl Watched {
     async fn new(environment: &[(&str, &str)]) -> Self {
-        let admin = free_port();
         let builder = World::builder()
-            .env("QUEEN_PROXY_ADMIN_ADDR", format!("127.0.0.1:{admin}"))
+            .admin()
             .cell_env("QUEEN_KV_QUOTA_REFRESH_MS", 1000)
             .cell_env("QUEEN_KV_USAGE_EVERY_MS", 1000);
         let world = environment.iter().fold(builder, |builder, (name, value)| builder.env(name, value));
         let world = world.start().await;
         let tenant = world.tenant("acme").await;
-        Self { world, admin, tenant }
+        Self { world, tenant }
     }
 
     async fn page(&self, path: &str) -> String {
-        let answer =
-            Socket::open(self.admin).await.ask(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).await;
+        let answer = ask_admin(self.world.admin, path).await;
         assert_eq!(answer.status, 200, "{path}");
         String::from_utf8(answer.body).unwrap()
     }
@@ -95,21 +90,6 @@ fn files(folder: &str, extension: &str) -> Vec<PathBuf> {
         .collect();
     assert!(!files.is_empty(), "{folder}");
     files
-}
-
-/// Runs promtool, which Debian's package `prometheus` brings; not having it fails.
-fn promtool(arguments: &[&str], input: &str) -> (bool, String) {
-    let mut promtool = Command::new("promtool")
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("promtool, from the package prometheus, is on the PATH");
-    promtool.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-    let output = promtool.wait_with_output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    (output.status.success(), text.into_owned())
 }
 
 /// Every expression in a JSON or YAML document, under whatever it stands.
@@ -195,8 +175,8 @@ async fn dashboards_and_rules_name_what_there_is() {
         named.is_empty().then_some(metrics)
     })
     .await;
-    let (passed, objections) = promtool(&["check", "metrics"], &metrics);
-    assert!(passed, "{objections}");
+    let (code, objections) = promtool(&["check", "metrics"], &metrics);
+    assert_eq!(code, Some(0), "{objections}");
 }
 
 #[test]
@@ -207,8 +187,8 @@ fn promtool_takes_rules_and_scrape() {
         // The secret's file is on the operator's machine.
         let arguments: &[&str] =
             if kind == "rules" { &["check", kind, path] } else { &["check", kind, "--syntax-only", path] };
-        let (passed, text) = promtool(arguments, "");
-        assert!(passed, "{text}");
+        let (code, text) = promtool(arguments, "");
+        assert_eq!(code, Some(0), "{text}");
     }
 }
 
@@ -235,22 +215,22 @@ async fn figures_tell_what_happened() {
         metrics.contains(last).then_some(metrics)
     })
     .await;
-    let sample = |series: &str| {
-        let line = metrics.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
-        line.unwrap_or_else(|| panic!("{series} is not in\n{metrics}")).parse::<f64>().unwrap()
+    let figure = |series: &str| {
+        let value = sample(&metrics, series);
+        value.unwrap_or_else(|| panic!("{series} is not in\n{metrics}")).parse::<f64>().unwrap()
     };
-    assert!(sample(r#"queen_proxy_cluster_requests_total{cluster="acme-prod",outcome="answered"}"#) >= 5.0);
+    assert!(figure(r#"queen_proxy_cluster_requests_total{cluster="acme-prod",outcome="answered"}"#) >= 5.0);
     // No place was left for these.
-    assert!(sample(r#"queen_proxy_cluster_requests_total{cluster="_others",outcome="failed"}"#) >= 1.0);
-    assert!(sample(r#"queen_proxy_cluster_requests_total{cluster="_others",outcome="refused"}"#) >= 1.0);
+    assert!(figure(r#"queen_proxy_cluster_requests_total{cluster="_others",outcome="failed"}"#) >= 1.0);
+    assert!(figure(r#"queen_proxy_cluster_requests_total{cluster="_others",outcome="refused"}"#) >= 1.0);
     assert!(!metrics.contains("limited-prod"), "{metrics}");
-    assert!(sample(r#"queen_proxy_upstream_errors_total{cause="connect_refused"}"#) >= 1.0);
-    assert!(sample(r#"queen_proxy_cache_hits_total{cache="keys"}"#) >= 4.0);
-    assert!(sample(r#"queen_proxy_cache_loads_total{cache="clusters"}"#) >= 1.0);
-    assert!(sample("queen_proxy_pool_open_connections") >= 1.0);
-    assert!(sample("queen_proxy_listener_last_event_timestamp_seconds") > 1.7e9);
-    let kv = sample(r#"queen_proxy_request_duration_seconds_count{class="kv"}"#);
-    assert!((sample(r#"queen_proxy_own_duration_seconds_count{class="kv"}"#) - kv).abs() < f64::EPSILON);
+    assert!(figure(r#"queen_proxy_upstream_errors_total{cause="connect_refused"}"#) >= 1.0);
+    assert!(figure(r#"queen_proxy_cache_hits_total{cache="keys"}"#) >= 4.0);
+    assert!(figure(r#"queen_proxy_cache_loads_total{cache="clusters"}"#) >= 1.0);
+    assert!(figure("queen_proxy_pool_open_connections") >= 1.0);
+    assert!(figure("queen_proxy_listener_last_event_timestamp_seconds") > 1.7e9);
+    let kv = figure(r#"queen_proxy_request_duration_seconds_count{class="kv"}"#);
+    assert!((figure(r#"queen_proxy_own_duration_seconds_count{class="kv"}"#) - kv).abs() < f64::EPSILON);
 
     let status: Value = serde_json::from_str(&watched.page("/status.json").await).unwrap();
     let clusters = status["clusters"].as_array().unwrap();
@@ -274,7 +254,7 @@ async fn the_status_page_reads_well() {
     watched.traffic().await;
     let browser = Browser::start().await;
     for (width, dark) in [(1280, false), (390, false), (390, true)] {
-        browser.show(&format!("http://127.0.0.1:{}/status", watched.admin), width, dark).await;
+        browser.show(&format!("http://127.0.0.1:{}/status", watched.world.admin), width, dark).await;
         eventually("the page is drawn", SOON, async || {
             let text = browser.run("return document.querySelector('#clusters').innerText").await;
             text.as_str().is_some_and(|text| text.contains("acme-prod")).then_some(())

@@ -2,7 +2,7 @@
 //! way, a client that closes or resets it is heard of later, so that the request goes to its end. And a connection that
 //! does not begin, or a head that does not end, is given up.
 
-use super::{Rules, connection::Connection, timer::Timer};
+use super::{Rules, connection::Connection, outgoing::Outgoing, timer::Timer};
 use async_trait::async_trait;
 use bytes::{Buf, BytesMut};
 use pingora::{
@@ -17,7 +17,7 @@ use std::{
     fmt,
     io::{ErrorKind, IoSlice, Result},
     pin::Pin,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
@@ -34,8 +34,6 @@ const END_HEADERS: u8 = 4;
 const PIECE: usize = 16 << 10;
 /// Resets that wait; a client has no more streams than 100.
 const MAX_HELD: usize = 128;
-/// Bytes of answers that go nowhere.
-const MAX_SWALLOWED: usize = 64 << 20;
 
 /// See the module.
 pub(super) struct Http2Stream {
@@ -45,11 +43,9 @@ pub(super) struct Http2Stream {
     rules: Arc<Rules>,
     frames: Frames,
     deadline: Timer,
-    stalled: Timer,
+    outgoing: Outgoing,
     /// How the client ended its side.
     end: Option<Result<()>>,
-    gone: bool,
-    swallowed: usize,
 }
 
 impl Http2Stream {
@@ -63,10 +59,8 @@ impl Http2Stream {
             rules,
             frames: Frames::default(),
             deadline: Timer::default(),
-            stalled: Timer::default(),
+            outgoing: Outgoing::default(),
             end: None,
-            gone: false,
-            swallowed: 0,
         })
     }
 
@@ -86,35 +80,14 @@ impl Http2Stream {
 
     /// Judges how a write ended; `None` when it goes nowhere.
     fn judge<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<Result<T>>) -> Option<Poll<Result<T>>> {
-        if let Poll::Ready(Ok(done)) = outcome {
-            self.stalled.stop();
-            return Some(Poll::Ready(Ok(done)));
-        }
-        let storing = self.connection.is_storing(cx);
-        match outcome {
-            Poll::Pending => {
-                self.stalled.arm(if storing { self.rules.stall_limit } else { self.rules.write_limit });
-                if self.stalled.poll(cx).is_pending() {
-                    return Some(Poll::Pending);
-                }
-                if !storing {
-                    return Some(Poll::Ready(Err(ErrorKind::TimedOut.into())));
-                }
-            }
-            other if !storing => return Some(other),
-            Poll::Ready(_) => {}
-        }
-        self.gone = true;
-        self.rules.load.left.fetch_add(1, Ordering::Relaxed);
-        None
+        self.outgoing.judge(cx, &self.rules, outcome, |cx| self.connection.is_storing(cx))
     }
 
     fn swallow(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<Result<usize>> {
-        self.swallowed += bytes;
-        if self.swallowed > MAX_SWALLOWED || !self.connection.is_storing(cx) {
+        if !self.connection.is_storing(cx) {
             return Poll::Ready(Err(ErrorKind::BrokenPipe.into()));
         }
-        Poll::Ready(Ok(bytes))
+        self.outgoing.swallow(bytes)
     }
 
     fn write(
@@ -123,7 +96,7 @@ impl Http2Stream {
         bytes: usize,
         write: impl FnOnce(Pin<&mut Stream>, &mut Context<'_>) -> Poll<Result<usize>>,
     ) -> Poll<Result<usize>> {
-        if self.gone {
+        if self.outgoing.is_gone() {
             return self.swallow(cx, bytes);
         }
         let outcome = write(Pin::new(&mut self.io), cx);
@@ -275,7 +248,7 @@ impl AsyncWrite for Http2Stream {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let this = self.get_mut();
-        if this.gone {
+        if this.outgoing.is_gone() {
             return Poll::Ready(Ok(()));
         }
         let outcome = Pin::new(&mut this.io).poll_flush(cx);

@@ -4,6 +4,7 @@
 mod canned;
 mod connection;
 mod http2;
+mod outgoing;
 mod places;
 mod proxy_protocol;
 mod stream;

@@ -5,6 +5,7 @@
 use super::{
     Rules, canned,
     connection::{Connection, Phase},
+    outgoing::Outgoing,
     timer::Timer,
 };
 use crate::{
@@ -21,7 +22,7 @@ use std::{
     fmt,
     io::{ErrorKind, IoSlice, Result},
     pin::Pin,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -33,8 +34,6 @@ const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 /// Pauses between these; after the last one the client is taken for waiting.
 const INTERIM_PAUSES: [Duration; 3] =
     [Duration::from_millis(50), Duration::from_millis(250), Duration::from_secs(2)];
-/// Bytes of an answer that go nowhere.
-const MAX_SWALLOWED: usize = 64 << 20;
 /// After an answer that ends a connection in the middle of a request, what the client still sends is read and
 /// thrown away within these: closing at once would take the answer from it.
 const LINGER: Duration = Duration::from_secs(1);
@@ -46,13 +45,11 @@ pub(super) struct ClientStream {
     connection: Arc<Connection>,
     rules: Arc<Rules>,
     reading: Timer,
-    writing: Timer,
+    ending: Timer,
+    outgoing: Outgoing,
     /// Whether the client has closed its side.
     closed: bool,
     interims: usize,
-    /// Whether nothing reaches the client any more.
-    gone: bool,
-    swallowed: usize,
     /// What goes out in place of what Pingora says.
     own_words: Option<Bytes>,
     end: End,
@@ -83,11 +80,10 @@ impl ClientStream {
             connection,
             rules,
             reading: Timer::default(),
-            writing: Timer::default(),
+            ending: Timer::default(),
+            outgoing: Outgoing::default(),
             closed: false,
             interims: 0,
-            gone: false,
-            swallowed: 0,
             own_words: None,
             end: End::NotYet,
             registered: false,
@@ -183,42 +179,18 @@ impl ClientStream {
 
     /// Nothing reaches the client; what the cell says is read all the same.
     fn leave(&mut self) {
-        self.gone = true;
+        self.outgoing.leave(&self.rules);
         self.connection.ends();
-        self.rules.load.left.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn swallow(&mut self, bytes: usize) -> Poll<Result<usize>> {
-        self.swallowed += bytes;
-        if self.swallowed > MAX_SWALLOWED {
-            return Poll::Ready(Err(ErrorKind::BrokenPipe.into()));
-        }
-        Poll::Ready(Ok(bytes))
     }
 
     /// Judges how a write to the client ended; `None` when it goes nowhere.
     fn judge<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<Result<T>>) -> Option<Poll<Result<T>>> {
         let finishing = self.connection.phase() == Phase::Finishing;
-        match outcome {
-            Poll::Ready(Ok(done)) => {
-                self.writing.stop();
-                return Some(Poll::Ready(Ok(done)));
-            }
-            Poll::Ready(Err(error)) if !finishing => return Some(Poll::Ready(Err(error))),
-            Poll::Ready(Err(_)) => {}
-            Poll::Pending => {
-                // Pingora waits for ever where an answer is a head alone.
-                self.writing.arm(if finishing { self.rules.stall_limit } else { self.rules.write_limit });
-                if self.writing.poll(cx).is_pending() {
-                    return Some(Poll::Pending);
-                }
-                if !finishing {
-                    return Some(Poll::Ready(Err(ErrorKind::TimedOut.into())));
-                }
-            }
+        let judged = self.outgoing.judge(cx, &self.rules, outcome, |_| finishing);
+        if judged.is_none() {
+            self.connection.ends();
         }
-        self.leave();
-        None
+        judged
     }
 
     fn write(
@@ -232,14 +204,14 @@ impl ClientStream {
             self.refuse(Refusal::Framing("malformed request"), Duration::ZERO);
             return Poll::Ready(Ok(bytes));
         }
-        if self.gone {
-            return self.swallow(bytes);
+        if self.outgoing.is_gone() {
+            return self.outgoing.swallow(bytes);
         }
         self.connection.answers();
         let outcome = write(Pin::new(&mut self.io), cx);
         match self.judge(cx, outcome) {
             Some(outcome) => outcome,
-            None => self.swallow(bytes),
+            None => self.outgoing.swallow(bytes),
         }
     }
 
@@ -248,22 +220,24 @@ impl ClientStream {
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         if self.end == End::NotYet {
             self.connection.ends();
-            if self.gone {
+            if self.outgoing.is_gone() {
                 return Poll::Ready(Ok(()));
             }
             let broken_off = self.connection.phase() == Phase::Receiving && !self.closed;
             if self.own_words.is_none() && !broken_off {
-                // What is left to be flushed may find nobody who reads it.
-                self.writing.arm(LINGER);
                 let ended = Pin::new(&mut self.io).poll_shutdown(cx);
-                return if ended.is_pending() { self.writing.poll(cx).map(Ok) } else { ended };
+                if ended.is_ready() {
+                    return ended;
+                }
+                // What is left to be flushed may find nobody who reads it.
+                self.ending.arm(LINGER);
+                return self.ending.poll(cx).map(Ok);
             }
             self.end = End::Speaking;
-            self.writing.stop();
-            self.writing.arm(LINGER);
+            self.ending.arm(LINGER);
         }
         // Who does not listen does not get more of our time.
-        if self.writing.poll(cx).is_ready() {
+        if self.ending.poll(cx).is_ready() {
             return Poll::Ready(Ok(()));
         }
         while self.end == End::Speaking {
@@ -354,7 +328,7 @@ impl AsyncWrite for ClientStream {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let this = self.get_mut();
-        if this.gone || this.own_words.is_some() {
+        if this.outgoing.is_gone() || this.own_words.is_some() {
             return Poll::Ready(Ok(()));
         }
         let outcome = Pin::new(&mut this.io).poll_flush(cx);

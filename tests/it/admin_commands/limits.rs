@@ -9,9 +9,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_limits_of_a_cluster_and_what_stands_against_them_in_running_proxies() {
-    let port = free_port();
-    let listener = format!("127.0.0.1:{port}");
-    let world = World::builder().recorder().env("QUEEN_PROXY_ADMIN_ADDR", &listener).start().await;
+    let world = World::builder().recorder().admin().start().await;
+    let listener = format!("127.0.0.1:{}", world.admin);
     let admin = Admin::of(&world);
     let acme = world.tenant("acme").await;
     let overrides = r#"{"max_req_per_sec": 1, "req_burst": 10, "max_msgs_per_sec": null, "max_queues": 7}"#;

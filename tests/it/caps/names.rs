@@ -66,7 +66,7 @@ async fn a_restart_at_the_cap_keeps_what_is_there_and_refuses_what_is_new() {
     // A change of plan is heard of and forgets no name.
     set(&world, &acme, r#"{"max_queues": 1, "max_partitions_per_queue": 1}"#).await;
     eventually("the new caps", LIMIT, async || {
-        let limits = super::admin(admin, &format!("/limits/{}", acme.slug)).await.json();
+        let limits = crate::support::ask_admin(admin, &format!("/limits/{}", acme.slug)).await.json();
         (limits["limits"]["max_queues"] == 1).then_some(())
     })
     .await;

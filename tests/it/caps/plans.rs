@@ -1,7 +1,7 @@
 //! Each of the four seeded plans (proxy contract §3), over and under each of its eleven limits.
 
-use super::{LIMIT, NAMES, PUSH, outcome, refused, retry_after};
-use crate::support::{Answer, Reply, Socket, Tenant, World, WorldBuilder, eventually};
+use super::{LIMIT, PUSH, outcome, refused, retry_after};
+use crate::support::{Answer, PLAN_LIMITS, Reply, Socket, Tenant, World, WorldBuilder, eventually};
 use futures_util::future::join_all;
 use serde_json::json;
 use std::{
@@ -11,7 +11,7 @@ use std::{
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-/// The plans with their limits, in the order of [`NAMES`].
+/// The plans with their limits, in the order of [`PLAN_LIMITS`].
 const PLANS: [(&str, [u64; 11]); 4] = [
     ("free", [5, 25, 20, 100, 20, 8, 50, 262_144, 1_000, 1_073_741_824, 604_800]),
     ("dev", [10, 50, 40, 200, 50, 16, 150, 524_288, 2_000, 3_221_225_472, 1_209_600]),
@@ -40,7 +40,7 @@ struct Visitor {
 
 impl Visitor {
     fn cap(&self, name: &str) -> u64 {
-        self.limits[NAMES.iter().position(|known| *known == name).unwrap()]
+        self.limits[PLAN_LIMITS.iter().position(|known| *known == name).unwrap()]
     }
 
     fn request(&self, line: &str, body: &str) -> String {
@@ -211,7 +211,7 @@ async fn the_seeded_plans_are_the_contracts() {
     let world = builder().proxies(0).start().await;
     world.prepare_control_plane().await;
     for (plan, limits) in PLANS {
-        for (name, want) in NAMES.into_iter().zip(limits) {
+        for (name, want) in PLAN_LIMITS.into_iter().zip(limits) {
             let query = format!("SELECT {name}::bigint FROM queen_proxy.plans WHERE code = $1");
             let value: Option<i64> = sqlx::query_scalar(sqlx::AssertSqlSafe(query))
                 .bind(plan)
@@ -229,7 +229,7 @@ async fn every_limit_of_every_plan_refuses_beyond_it_and_nothing_up_to_it() {
     let world = builder.start().await;
     let mut visits = Vec::new();
     for (plan, limits) in PLANS {
-        for limit in NAMES {
+        for limit in PLAN_LIMITS {
             if limit == "max_retained_bytes" || limit == "max_parked_pops" {
                 continue;
             }

@@ -1,10 +1,10 @@
 //! Rates of requests and messages (proxy contract §9.2; D8, D9; scenarios 17–22 of `notes/cases.md`).
 
 use super::{
-    LIMIT, NAMES, PUSH, error, live, outcome, push, push_to, pushes, refused, retry_after, set, tenant,
-    with_admin, world,
+    LIMIT, PUSH, error, live, outcome, push, push_to, pushes, refused, retry_after, set, tenant, with_admin,
+    world,
 };
-use crate::support::{Answer, Reply, Socket, Tenant, World, eventually};
+use crate::support::{Answer, PLAN_LIMITS, Reply, Socket, Tenant, World, eventually};
 use std::time::{Duration, Instant};
 
 async fn read(world: &World, tenant: &Tenant) -> Answer {
@@ -135,7 +135,7 @@ async fn zero_denies() {
         // Each time another queue: the one before is there.
         _ => pushes(&world, &acme, &push_to([(name, "p")], "x")).await,
     };
-    for name in NAMES {
+    for name in PLAN_LIMITS {
         for cap in [0, -5] {
             // A burst counts where there is a rate.
             let rate = match name {
@@ -145,7 +145,7 @@ async fn zero_denies() {
             };
             set(&world, &acme, &format!(r#"{{{rate}"{name}": {cap}}}"#)).await;
             eventually(&format!("{name} {cap}"), LIMIT, async || {
-                let limits = super::admin(admin, &format!("/limits/{}", acme.slug)).await.json();
+                let limits = crate::support::ask_admin(admin, &format!("/limits/{}", acme.slug)).await.json();
                 let known = limits["limits"][name] == cap && limits["live"]["queues"].is_u64();
                 if !known {
                     read(&world, &acme).await;

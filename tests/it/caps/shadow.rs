@@ -29,7 +29,7 @@ async fn soft_limits_are_told_and_passed_and_hard_ones_refuse() {
         eventually(caps, LIMIT, async || {
             // A first request makes the proxy read the known queues.
             world.ask("GET /api/v1/resources/queues", &acme.headers(), "").await;
-            let limits = super::admin(admin, &format!("/limits/{}", acme.slug)).await.json();
+            let limits = crate::support::ask_admin(admin, &format!("/limits/{}", acme.slug)).await.json();
             let told = &limits["limits"][name.trim_matches('"')];
             (*told == value.parse::<u64>().unwrap() && limits["live"]["queues"].is_u64()).then_some(())
         })

@@ -1,9 +1,8 @@
 //! What `/metrics/prometheus` says (KV contract, section 9.4).
 
 use super::{ACME, GLOBEX, SOON, batch, cell_sql, get, put, sample, scrape};
-use crate::support::{Socket, World, eventually};
+use crate::support::{Socket, World, eventually, promtool};
 use serde_json::json;
-use std::{io::Write, process::Stdio};
 
 /// Everything with a closed set of labels, each at zero before the first call.
 const FRESH: [&str; 24] = [
@@ -120,16 +119,7 @@ async fn calls_are_counted_by_operation_and_result_and_tenants_by_measurement() 
 /// promtool has no objection but to the units and labels that the contract's names have. Not having promtool
 /// fails: Debian's package `prometheus` brings it.
 fn check(metrics: &str) {
-    let mut promtool = std::process::Command::new("promtool")
-        .args(["check", "metrics"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("promtool, from the package prometheus, is on the PATH");
-    promtool.stdin.take().unwrap().write_all(metrics.as_bytes()).unwrap();
-    let output = promtool.wait_with_output().unwrap();
-    let objections = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
+    let (code, objections) = promtool(&["check", "metrics"], metrics);
     let ours = [
         "queen_kv_op_duration_milliseconds",
         "queen_sweeper_cycle_milliseconds",
@@ -145,5 +135,5 @@ fn check(metrics: &str) {
         .collect();
     assert!(unexpected.is_empty(), "{unexpected:#?}");
     // 3 is "parsed, with objections"; 1 would be text that Prometheus cannot read.
-    assert!(matches!(output.status.code(), Some(0 | 3)), "{}: {objections}", output.status);
+    assert!(matches!(code, Some(0 | 3)), "{code:?}: {objections}");
 }

@@ -1,6 +1,7 @@
 //! What the tables hold from the start, the plans, and what they take at the edges of their checks.
 
 use super::Plane;
+use crate::support::PLAN_LIMITS;
 use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -32,25 +33,12 @@ async fn the_four_plans_are_seeded_and_an_operators_row_of_the_same_code_wins() 
             json!({"streams": true, "traces": true}),
         ),
     ];
-    let names = [
-        "max_req_per_sec",
-        "req_burst",
-        "max_msgs_per_sec",
-        "msgs_burst",
-        "max_queues",
-        "max_partitions_per_queue",
-        "max_parked_pops",
-        "max_payload_bytes",
-        "max_batch_items",
-        "max_retained_bytes",
-        "max_retention_seconds",
-    ];
     let seeded: Vec<Value> = values
         .into_iter()
         .map(|(code, class, limits, features)| {
             let mut plan =
                 json!({"code": code, "cell_class": class, "monthly_msgs_quota": null, "features": features});
-            for (name, limit) in names.iter().zip(limits) {
+            for (name, limit) in PLAN_LIMITS.iter().zip(limits) {
                 plan[*name] = json!(limit);
             }
             plan

@@ -206,11 +206,10 @@ fn metric(text: &str, name: &str) -> f64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_row_of_the_tables_bills_what_it_says_wherever_the_body_is_cut() {
-    let admin = free_port();
     let builder = World::builder()
         .env("QUEEN_PROXY_METER_FLUSH_MS", 100)
         .env("QUEEN_PROXY_UPSTREAM_TIMEOUT_MS", 1_500)
-        .env("QUEEN_PROXY_ADMIN_ADDR", format!("127.0.0.1:{admin}"));
+        .admin();
     let (mut world, _books) = world(builder, tell).await;
     let began = Instant::now();
     let mut expected = Totals::new();
@@ -255,10 +254,7 @@ async fn every_row_of_the_tables_bills_what_it_says_wherever_the_body_is_cut() {
     expected.insert((tenant.slug, "push".to_owned()), [1, 0, PUSH.len() as u64, 20]);
 
     // The figures know it a flush later, all of it.
-    let text = async || {
-        let answer = Socket::open(admin).await.ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
-        String::from_utf8(answer.body).unwrap()
-    };
+    let text = async || crate::support::metrics(world.admin).await;
     let sum = |at: usize| expected.values().map(|row| row[at]).sum::<u64>();
     #[allow(clippy::cast_precision_loss)]
     let reqs = sum(0) as f64;

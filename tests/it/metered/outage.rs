@@ -1,7 +1,7 @@
 //! The control plane's database away under traffic, on the real clock.
 
 use super::{push, spooled, stored, usage, world};
-use crate::support::{Socket, World, eventually, free_port};
+use crate::support::{World, eventually};
 use nix::sys::signal::Signal;
 use std::time::Duration;
 
@@ -10,11 +10,7 @@ const PROMISE: Duration = Duration::from_secs(120);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn usage_of_two_clusters_is_there_within_two_minutes_also_over_an_outage() {
-    let admin = free_port();
-    let builder = World::builder()
-        .own_control_postgres()
-        .env("QUEEN_PROXY_METER_FLUSH_MS", 200)
-        .env("QUEEN_PROXY_ADMIN_ADDR", format!("127.0.0.1:{admin}"));
+    let builder = World::builder().own_control_postgres().env("QUEEN_PROXY_METER_FLUSH_MS", 200).admin();
     let (world, _cell) = world(builder, stored).await;
     let tenants = [world.tenant("acme").await, world.tenant("globex").await];
     for tenant in &tenants {
@@ -26,11 +22,7 @@ async fn usage_of_two_clusters_is_there_within_two_minutes_also_over_an_outage()
     }
     // At the end of the minute.
     eventually("a flush that fails", Duration::from_secs(90), async || {
-        let answer = Socket::open(admin).await.ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
-        let text = String::from_utf8(answer.body).unwrap();
-        text.lines()
-            .any(|line| line.starts_with("queen_proxy_usage_flush_failures_total ") && !line.ends_with(" 0"))
-            .then_some(())
+        (world.figure("queen_proxy_usage_flush_failures_total").await > 0).then_some(())
     })
     .await;
     world.control_server.start_again();

@@ -63,12 +63,7 @@ impl Postgresql {
 
     /// How the superuser reaches a database.
     pub fn connect_options(&self, database: &str) -> PgConnectOptions {
-        PgConnectOptions::new_without_pgpass()
-            .host("127.0.0.1")
-            .port(self.port())
-            .username(USER)
-            .password(&self.password())
-            .database(database)
+        self.0.lock().unwrap().connect_options(database)
     }
 
     /// What the server has written to its log.
@@ -156,6 +151,11 @@ impl WorldBuilder {
     pub fn env(mut self, name: &str, value: impl ToString) -> Self {
         self.environment.push((name.to_owned(), value.to_string()));
         self
+    }
+
+    /// Where the admin listener will be, once [`Self::admin`] was asked for.
+    pub fn admin_port(&self) -> u16 {
+        self.admin
     }
 
     /// The (one) proxy has an admin listener.
@@ -364,10 +364,8 @@ impl World {
 
     /// A whole figure of the proxy as its admin listener shows it; zero when it is not there yet.
     pub async fn figure(&self, name: &str) -> u64 {
-        let answer = Socket::open(self.admin).await.ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
-        let text = String::from_utf8(answer.body).unwrap();
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        value.map_or(0, |value| value.parse().unwrap())
+        let text = super::metrics(self.admin).await;
+        super::sample(&text, name).map_or(0, |value| value.parse().unwrap())
     }
 
     /// The configuration of a proxy that is part of the test's own process, under the proxies' role.
