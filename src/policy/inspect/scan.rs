@@ -4,6 +4,7 @@
 //! what a cell's parser can read must never be unreadable here, or it would be a way round the caps.
 //! What only this walk can read is counted and then refused by the cell.
 
+use super::blocks::end_of_nested;
 use memchr::memchr2;
 use std::borrow::Cow;
 
@@ -100,25 +101,8 @@ impl<'b> Scanner<'b> {
     }
 
     fn nested(&mut self) -> Option<()> {
-        let mut depth = 0_usize;
-        loop {
-            match *self.text.get(self.at)? {
-                b'"' => {
-                    self.string()?;
-                    continue;
-                }
-                b'{' | b'[' => depth += 1,
-                b'}' | b']' => {
-                    depth -= 1;
-                    if depth == 0 {
-                        self.at += 1;
-                        return Some(());
-                    }
-                }
-                _ => {}
-            }
-            self.at += 1;
-        }
+        self.at += end_of_nested(self.text.get(self.at..)?)?;
+        Some(())
     }
 
     fn scalar(&mut self) {
