@@ -20,7 +20,7 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep},
 };
 
-const ROUNDS: usize = 4;
+const ROUNDS: usize = 8;
 const WINDOW: Duration = Duration::from_secs(8);
 /// Requests a second: about a tenth of what one core carries, so that waiting is seen and not made.
 const RATE: u32 = 400;
@@ -83,7 +83,7 @@ async fn traffic(port: u16, request: Vec<u8>) -> Vec<Duration> {
     all
 }
 
-/// 200 sign-ins at once; returns how many were worked on and how many refused.
+/// 200 sign-ins at once; how many were worked on and how many refused.
 async fn flood(port: u16) -> (usize, usize) {
     let mut tasks = JoinSet::new();
     // Each from an address of its own and for an account of its own, or the throttles would cut them off.
@@ -112,6 +112,16 @@ async fn flood(port: u16) -> (usize, usize) {
     counts
 }
 
+/// The same from a process of its own that stands back: the machines of those who flood us are not ours, and the clock
+/// of the tenant's client must not wait for them.
+async fn flood_from_elsewhere(port: u16) -> String {
+    let mut command = tokio::process::Command::new("nice");
+    command.args(["-n", "19"]).arg(std::env::current_exe().unwrap()).args(["flood", &port.to_string()]);
+    let output = command.stderr(Stdio::inherit()).output().await.unwrap();
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).unwrap()
+}
+
 fn quantile(sorted: &[Duration], per_mille: usize) -> f64 {
     sorted[(sorted.len() - 1) * per_mille / 1000].as_secs_f64() * 1e3
 }
@@ -123,6 +133,14 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [mode, port, ..] = arguments.as_slice()
+        && mode == "flood"
+    {
+        let (worked_on, refused) = flood(port.parse().unwrap()).await;
+        print!("{worked_on} / {refused}");
+        return;
+    }
     let folder = std::env::temp_dir().join(format!("queen-bench-{}", uuid::Uuid::new_v4().simple()));
     let mut server = Postgres::start(Settings { folder, port: free_port(), throw_away: true }).unwrap();
     let mut postgres = connect(&server, "postgres").await;
@@ -182,10 +200,10 @@ async fn main() {
     let (mut quiet_p99, mut flood_p99) = (Vec::new(), Vec::new());
     for round in 1..=ROUNDS {
         let quiet = traffic(port, request.clone()).await;
-        let (flooded, counts) = tokio::join!(traffic(port, request.clone()), flood(port));
+        let (flooded, counts) = tokio::join!(traffic(port, request.clone()), flood_from_elsewhere(port));
         let of =
             |sorted: &[Duration]| [500, 990, 999].map(|q| format!("{:.2}", quantile(sorted, q))).join(" / ");
-        println!("{round:5}  {:24} {:24} {} / {}", of(&quiet), of(&flooded), counts.0, counts.1);
+        println!("{round:5}  {:24} {:24} {counts}", of(&quiet), of(&flooded));
         quiet_p99.push(quantile(&quiet, 990));
         flood_p99.push(quantile(&flooded, 990));
     }

@@ -9,6 +9,10 @@ use queen_proxy::{
 };
 use std::process::ExitCode;
 
+/// Requests allocate many small pieces and free them soon; `benches/edge/RESULTS.md` says what it gives.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[derive(Parser)]
 #[command(name = "queen-cell", version, about = "Key/value cell for Queen, on PostgreSQL")]
 struct Cli {

@@ -13,6 +13,10 @@ use queen_proxy::{
 };
 use std::{path::PathBuf, process::ExitCode};
 
+/// Requests allocate many small pieces and free them soon; `benches/edge/RESULTS.md` says what it gives.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[derive(Parser)]
 #[command(name = "queen-proxy", version, about = "Multi-tenant front door for Queen")]
 struct Cli {

@@ -20,9 +20,6 @@ use crate::{
 use http::HeaderValue;
 use std::sync::Arc;
 
-/// Bodies of more bytes are judged where they hold up nobody else's requests.
-const LARGE: usize = 256 << 10;
-
 /// What limits requests, for the whole process.
 pub struct Caps {
     /// The counters.
@@ -99,13 +96,6 @@ impl Caps {
         subject: Option<Subject>,
         body: &[u8],
     ) -> Result<Passed, Denied> {
-        if body.len() > LARGE && can_step_aside() {
-            return tokio::task::block_in_place(|| self.judge_here(forward, subject, body));
-        }
-        self.judge_here(forward, subject, body)
-    }
-
-    fn judge_here(&self, forward: &Forward, subject: Option<Subject>, body: &[u8]) -> Result<Passed, Denied> {
         let facts = match subject {
             Some(subject) => subject.read(body, self.max_pairs, self.mode)?,
             None => Facts::default(),
@@ -170,12 +160,6 @@ impl Caps {
 /// What tells cells apart: the host of their URL.
 fn cell_name(cluster: &Cluster) -> &str {
     cluster.cell.host.to_str().unwrap_or_default()
-}
-
-/// Whether this thread may leave its other tasks to another one.
-fn can_step_aside() -> bool {
-    tokio::runtime::Handle::try_current()
-        .is_ok_and(|handle| handle.runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread)
 }
 
 /// The words of a limit's refusal.
