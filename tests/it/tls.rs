@@ -265,6 +265,33 @@ async fn over_http2_too_a_push_whose_client_left_counts_and_a_poll_is_cancelled(
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_head_has_room_for_what_is_added_to_it() {
+    let files = Files::of("sec1");
+    let world = files.world().await;
+    let acme = world.tenant("acme").await;
+    let answer = r#"[{"index":0,"status":"queued"}]"#;
+    world.recorder().reply(Reply::Json(answer));
+    let payload = "x".repeat(100_000);
+    let body = format!(r#"{{"items":[{{"queue":"q","payload":"{payload}"}}]}}"#);
+    // Host, authorization, transfer-encoding; over TLS the scheme is added.
+    for (more, status) in [(246, 200), (247, 431), (253, 431)] {
+        let request = format!(
+            "POST /api/v1/push HTTP/1.1\r\n{}{}Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n",
+            acme.headers(),
+            "x-a: b\r\n".repeat(more),
+            body.len()
+        );
+        let answer = http1(&world, &acme.host()).await.ask(request).await;
+        assert_eq!(answer.status, status, "{more}: {}", String::from_utf8_lossy(&answer.body));
+        if status == 431 {
+            assert_eq!(answer.code(), "invalid_request");
+        }
+    }
+    let seen = world.recorder().take();
+    assert_eq!((seen.len(), seen[0].body.len()), (1, body.len()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn who_says_nothing_is_given_up() {
     let files = Files::of("sec1");
     let world = files.world().await;
