@@ -158,7 +158,7 @@ impl ProxyHttp for Gateway {
         // What is sent behind a request that waits is the next one.
         session.as_downstream_mut().set_pipelining_enabled(true);
         let Some(connection) = client::connection(session) else { return Ok(()) };
-        connection.head_is_complete();
+        connection.head_is_complete(session.req_header().headers.contains_key(TRANSFER_ENCODING));
         if connection.is_secure() {
             note_tls(session, &ctx.settings.trusted_proxies)?;
         }
@@ -285,7 +285,7 @@ impl ProxyHttp for Gateway {
 
     async fn response_filter(
         &self,
-        _: &mut Session,
+        session: &mut Session,
         head: &mut ResponseHeader,
         ctx: &mut Context,
     ) -> Result<()> {
@@ -311,6 +311,9 @@ impl ProxyHttp for Gateway {
         }
         // The poll is over: what follows is an answer like any other.
         if !head.status.is_informational() {
+            if let Some(connection) = client::connection(session) {
+                connection.answers();
+            }
             ctx.slot = None;
             ctx.cell.1 = ctx.cell.0.map(|asked| asked.elapsed());
             if let Some(watch) = &mut ctx.watch {
