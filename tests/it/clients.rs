@@ -2,7 +2,10 @@
 
 use crate::support::{Reply, Socket, Tenant, World, eventually};
 use std::time::{Duration, Instant};
-use tokio::{io::AsyncWriteExt, net::TcpSocket};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, TcpStream},
+};
 
 const LIMIT: Duration = Duration::from_secs(10);
 const PUSHED: &str = r#"queen_proxy_usage_messages_total{op="push"}"#;
@@ -269,8 +272,17 @@ async fn who_leaves_after_a_100_is_noticed() {
     let acme = world.tenant("acme").await;
     world.recorder().reply(Reply::Never);
     let head = format!("POST /api/v1/fetch HTTP/1.1\r\n{}Expect: 100-continue\r\n", acme.headers());
-    let socket = open_with(&world, &format!("{head}Content-Length: 2\r\n\r\n{{}}")).await;
-    drop(socket);
+    let mut stream = TcpStream::connect(("127.0.0.1", world.port())).await.unwrap();
+    stream.write_all(format!("{head}Content-Length: 2\r\n\r\n{{}}").as_bytes()).await.unwrap();
+    // Read, so that the client's system says no more than that it closes.
+    let mut go_on = Vec::new();
+    while !go_on.ends_with(b"\r\n\r\n") {
+        go_on.push(stream.read_u8().await.unwrap());
+    }
+    assert!(go_on.starts_with(b"HTTP/1.1 100 "));
+    eventually("the request is at the cell", LIMIT, async || (world.recorder().count() == 1).then_some(()))
+        .await;
+    drop(stream);
     let left = Instant::now();
     eventually("the cell's request is cancelled", LIMIT, async || {
         (world.recorder().abandoned() == 1).then_some(())
