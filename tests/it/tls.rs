@@ -8,11 +8,16 @@ use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion, crypto::ring
 use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject};
 use std::{path::Path, sync::Arc, time::Duration};
 use tempfile::TempDir;
-use tokio::{io::AsyncReadExt, net::TcpStream, time::timeout};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 const LIMIT: Duration = Duration::from_secs(10);
 const GET: &str = "GET /api/v1/kv/ns/k HTTP/1.1\r\n";
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const PUSHED: &str = r#"queen_proxy_usage_messages_total{op="push"}"#;
 
 fn fixture(name: &str) -> std::path::PathBuf {
@@ -264,6 +269,47 @@ async fn over_http2_too_a_push_whose_client_left_counts_and_a_poll_is_cancelled(
     .await;
 }
 
+/// A request as frames behind a preface.
+fn push_in_frames(tenant: &Tenant) -> Vec<u8> {
+    let head = payload(
+        "{:method=POST;:scheme=https;:authority=HOST;:path=/api/v1/push;authorization=Bearer KEY}",
+        tenant,
+    );
+    let body = br#"{"items":[{"queue":"q","payload":1},{"queue":"q","payload":2}]}"#;
+    [PREFACE, &frame(4, 0, 0, &[]), &frame(1, 4, 1, &head), &frame(0, 1, 1, body)].concat()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_head_that_does_not_end_takes_no_count_from_a_push_before_it() {
+    let files = Files::of("sec1");
+    let world = files.world().await;
+    let acme = world.tenant("acme").await;
+    let answer = r#"[{"index":0,"status":"queued"},{"index":1,"status":"queued"}]"#;
+    let began = frame(1, 0, 3, &payload("{:method=GET}", &acme));
+    let resets = frame(3, 0, 1, &[0, 0, 0, 8]).repeat(500);
+    for (expected, behind) in [(2, began), (4, resets)] {
+        world.recorder().reply(Reply::Kept(answer.to_owned()));
+        let before = world.recorder().count();
+        let mut stream = connect(&world, &acme.host(), "h2", &[&version::TLS13]).await.unwrap();
+        stream.write_all(&push_in_frames(&acme)).await.unwrap();
+        stream.flush().await.unwrap();
+        eventually("the push is at the cell", LIMIT, async || {
+            (world.recorder().count() > before).then_some(())
+        })
+        .await;
+        stream.write_all(&behind).await.unwrap();
+        stream.flush().await.unwrap();
+        // Longer than a head may take.
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        assert_eq!(world.recorder().abandoned(), 0);
+        world.recorder().let_go();
+        eventually("the messages are counted", LIMIT, async || {
+            (world.figure(PUSHED).await == expected).then_some(())
+        })
+        .await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_head_has_room_for_what_is_added_to_it() {
     let files = Files::of("sec1");
@@ -386,7 +432,7 @@ async fn frames_that_are_wrong_are_refused_and_reach_no_cell() {
         };
         cases += 1;
         let mut stream = connect(&world, &acme.host(), "h2", &[&version::TLS13]).await.unwrap();
-        let mut wire = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        let mut wire = PREFACE.to_vec();
         wire.extend(frame(4, 0, 0, &[]));
         // A space belongs to a payload unless a frame begins behind it.
         let mut texts: Vec<String> = Vec::new();
@@ -405,8 +451,8 @@ async fn frames_that_are_wrong_are_refused_and_reach_no_cell() {
             let (kind, flags) = (u8::try_from(numbers[0]).unwrap(), u8::try_from(numbers[1]).unwrap());
             wire.extend(frame(kind, flags, numbers[2], &payload(body, &acme)));
         }
-        let _ = tokio::io::AsyncWriteExt::write_all(&mut stream, &wire).await;
-        let _ = tokio::io::AsyncWriteExt::flush(&mut stream).await;
+        let _ = stream.write_all(&wire).await;
+        let _ = stream.flush().await;
         let outcome = timeout(LIMIT, outcome_of(&mut stream)).await.unwrap_or_else(|_| "silence".to_owned());
         let right = match expected {
             "refused" => ["other status", "reset", "goaway", "end"].contains(&outcome.as_str()),
