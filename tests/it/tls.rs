@@ -44,7 +44,13 @@ impl Files {
     }
 
     async fn world(&self) -> World {
-        World::builder()
+        self.world_with(&[]).await
+    }
+
+    async fn world_with(&self, more: &[(&'static str, u32)]) -> World {
+        let builder = World::builder();
+        more.iter()
+            .fold(builder, |builder, (name, value)| builder.env(name, value))
             .recorder()
             .admin()
             .env("QUEEN_PROXY_TLS_CERT", self.path("chain"))
@@ -335,6 +341,107 @@ async fn a_head_has_room_for_what_is_added_to_it() {
     }
     let seen = world.recorder().take();
     assert_eq!((seen.len(), seen[0].body.len()), (1, body.len()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_ends_polls_over_http2_and_nothing_beside_them() {
+    let files = Files::of("sec1");
+    let mut world = files
+        .world_with(&[("QUEEN_PROXY_SHUTDOWN_DELAY_MS", 300), ("QUEEN_PROXY_SHUTDOWN_DRAIN_MS", 8_000)])
+        .await;
+    let acme = world.tenant("acme").await;
+    let poll = || head(&acme, "GET", "/api/v1/pop/queue/q?wait=true&timeout=30000");
+    let (mut sender, _task) = http2(&world, &acme).await;
+    // Connections to the cell are used again, and known by then.
+    for _ in 0..2 {
+        let polls: Vec<_> = (0..3).map(|_| sender.send_request(poll(), true).unwrap().0).collect();
+        for poll in polls {
+            assert_eq!(poll.await.unwrap().status(), 200);
+        }
+    }
+    let connections = world.recorder().connections();
+    let before = world.recorder().count();
+    let at_cell = async |count| {
+        eventually("the requests are at the cell", LIMIT, async || {
+            (world.recorder().count() == before + count).then_some(())
+        })
+        .await;
+    };
+    world.recorder().reply(Reply::Never);
+    let mut parked: Vec<_> = (0..6).map(|_| sender.send_request(poll(), true).unwrap().0).collect();
+    let (mut other, _other_task) = http2(&world, &acme).await;
+    parked.push(other.send_request(poll(), true).unwrap().0);
+    at_cell(7).await;
+    assert!(world.recorder().connections() < connections + 7, "some were used again");
+    world.recorder().reply(Reply::Late(Duration::from_millis(1_500)));
+    let (running, _) = sender.send_request(head(&acme, "GET", "/api/v1/kv/ns/k"), true).unwrap();
+    at_cell(8).await;
+    world.proxies[0].1.signal(Signal::SIGTERM);
+    for poll in parked {
+        let answer = timeout(LIMIT, poll).await.expect("it is told at once").unwrap();
+        assert_eq!(
+            (answer.status().as_u16(), &answer.headers()["retry-after"]),
+            (429, &"1".parse().unwrap())
+        );
+        assert!(String::from_utf8(body_of(answer).await).unwrap().contains("rate_limited"));
+    }
+    assert_eq!(timeout(LIMIT, running).await.unwrap().unwrap().status(), 200, "it goes to its end");
+    assert_eq!(world.recorder().abandoned(), 7);
+    let status = world.proxies[0].1.wait(LIMIT).expect("it ends");
+    assert!(status.success(), "{status}");
+}
+
+/// A cell's answer may wait for the client; a client that takes none of it may not keep anything for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_opens_no_window_loses_the_request() {
+    let files = Files::of("sec1");
+    let world = files
+        .world_with(&[("QUEEN_PROXY_UPSTREAM_TIMEOUT_MS", 1_500), ("QUEEN_PROXY_KEEPALIVE_MS", 1_000)])
+        .await;
+    let acme = world.tenant("acme").await;
+    let stored = |count: usize| {
+        let of = |index| serde_json::json!({"index": index, "status": "queued"});
+        serde_json::Value::from((0..count).map(of).collect::<Vec<_>>()).to_string()
+    };
+    let get = "{:method=GET;:scheme=https;:authority=HOST;:path=PATH;authorization=Bearer KEY}";
+    let requests = |path: &str| -> Vec<u8> {
+        let head = payload(&get.replace("PATH", path), &acme);
+        (0..20_u32).flat_map(|number| frame(1, 5, 2 * number + 1, &head)).collect()
+    };
+    let polls = requests("/api/v1/pop/queue/q?wait=true&timeout=30000");
+    let no_window = frame(4, 0, 0, b"\x00\x04\x00\x00\x00\x00");
+    let push = push_in_frames(&acme)[PREFACE.len() + 9..].to_vec();
+    let large = stored(20_000);
+    let mut counted = 0;
+    for (settings, requests, answer, pushed) in [
+        (&no_window, requests("/api/v1/kv/ns/k"), "{}".to_owned(), 0),
+        (&no_window, polls.clone(), r#"{"messages":[]}"#.to_owned(), 0),
+        (&frame(4, 0, 0, &[]), polls, large, 0),
+        (&no_window, requests("/healthz"), String::new(), 0),
+        (&no_window, push.clone(), stored(2), 2),
+    ] {
+        world.recorder().reply(Reply::Text(200, answer));
+        let mut stream = connect(&world, &acme.host(), "h2", &[&version::TLS13]).await.unwrap();
+        stream.write_all(&[PREFACE, settings, &requests].concat()).await.unwrap();
+        stream.flush().await.unwrap();
+        eventually("the requests have come", LIMIT, async || {
+            (world.figure("queen_proxy_requests_in_flight").await > 0).then_some(())
+        })
+        .await;
+        eventually("nothing is held", LIMIT, async || {
+            let flying = world.figure("queen_proxy_requests_in_flight").await;
+            let parked = world.figure("queen_proxy_parked_pops").await;
+            let connections = world.figure("queen_proxy_client_connections").await;
+            (flying == 0 && parked == 0 && connections == 0).then_some(())
+        })
+        .await;
+        counted += pushed;
+        eventually("the messages are counted", LIMIT, async || {
+            (world.figure(PUSHED).await == counted).then_some(())
+        })
+        .await;
+        drop(stream);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
