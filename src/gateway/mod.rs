@@ -293,7 +293,10 @@ impl ProxyHttp for Gateway {
             *body = Some(std::mem::take(whole));
             return Ok(());
         }
-        let Some(collector) = &mut ctx.collector else { return Ok(()) };
+        let Some(collector) = &mut ctx.collector else {
+            no_second_end(body, end_of_stream);
+            return Ok(());
+        };
         match collector.take(body, end_of_stream) {
             Ok(None) => Ok(()),
             Ok(Some(whole)) => {
@@ -301,6 +304,7 @@ impl ProxyHttp for Gateway {
                 match self.judge(ctx, Some(subject), &whole) {
                     Ok(()) => {
                         *body = Some(whole);
+                        no_second_end(body, true);
                         Ok(())
                     }
                     Err(denied) => {
@@ -530,6 +534,14 @@ impl Gateway {
             ctx.watch = Some(Watch::new(forward.metered, passed.metered, MAX_SINK_NAME));
         }
         Ok(())
+    }
+}
+
+/// Takes an empty last part away: Pingora would write it as the chunk that ends a body, and then that chunk again, which
+/// the cell would take for the beginning of another request.
+fn no_second_end(body: &mut Option<Bytes>, end_of_stream: bool) {
+    if end_of_stream && body.as_ref().is_some_and(Bytes::is_empty) {
+        *body = None;
     }
 }
 
