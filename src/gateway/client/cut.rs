@@ -77,14 +77,13 @@ impl Chunks {
                 (Self::Size(size), b';' | b' ' | b'\t', _) | (Self::Extension(size), ..) => {
                     Self::Extension(size)
                 }
-                (Self::SizeEnds(0), b'\n', _) => Self::TrailerBegins,
+                (Self::SizeEnds(0) | Self::TrailerBegins | Self::Trailer, b'\n', _) => Self::TrailerBegins,
                 (Self::SizeEnds(size), b'\n', _) => Self::Data(size.saturating_add(2)),
                 (Self::TrailerBegins, b'\r', _) => Self::Return,
                 (Self::Return, b'\n', _) => {
                     *self = Self::Over;
                     return at;
                 }
-                (Self::TrailerBegins | Self::Trailer, b'\n', _) => Self::TrailerBegins,
                 (Self::TrailerBegins | Self::Trailer, ..) => Self::Trailer,
                 _ => Self::Over,
             };
