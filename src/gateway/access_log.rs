@@ -27,7 +27,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
-        mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
+        mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant, SystemTime},
@@ -38,6 +38,10 @@ use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::forma
 const QUEUE: usize = 8_192;
 /// How long a line waits at most before it is written, and how often a file that was moved away is noticed.
 const FLUSH: Duration = Duration::from_secs(1);
+/// How long the end waits for what is not written, where nobody reads the pipe.
+const END: Duration = Duration::from_secs(1);
+/// How often the end tries to find room among the lines.
+const END_PAUSE: Duration = Duration::from_millis(5);
 
 /// Where the log goes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -147,6 +151,8 @@ pub struct AccessLog {
 /// Ends the log; see [`Writer::finish`].
 pub struct Writer {
     messages: SyncSender<Message>,
+    /// Breaks when the thread ends.
+    ended: Receiver<()>,
     thread: JoinHandle<()>,
 }
 
@@ -157,10 +163,11 @@ impl AccessLog {
         let (messages, waiting) = sync_channel(QUEUE);
         let lost = Arc::new(AtomicU64::new(0));
         let broken = Arc::clone(&lost);
+        let (ends, ended) = channel();
         let thread = thread::Builder::new()
             .name("access-log".to_owned())
-            .spawn(move || write(sink, &waiting, &broken))?;
-        let writer = Writer { messages: messages.clone(), thread };
+            .spawn(move || write(sink, &waiting, &broken, ends))?;
+        let writer = Writer { messages: messages.clone(), ended, thread };
         Ok((Self { messages, lost, one_in: settings.one_in }, writer))
     }
 
@@ -184,12 +191,18 @@ impl AccessLog {
 }
 
 impl Writer {
-    /// Waits until everything that was logged before is written. What comes later is lost.
+    /// Waits until everything that was logged before is written, for a second at most. What comes later is lost.
     pub fn finish(self) {
-        // An error says that the thread has ended already.
-        let _ = self.messages.send(Message::End);
-        drop(self.messages);
-        if self.thread.join().is_err() {
+        let deadline = Instant::now() + END;
+        while let Err(TrySendError::Full(_)) = self.messages.try_send(Message::End)
+            && Instant::now() < deadline
+        {
+            thread::sleep(END_PAUSE);
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if self.ended.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
+            tracing::error!("the access log takes no more: what was not written is lost");
+        } else if self.thread.join().is_err() {
             tracing::error!("the access log's writer has panicked");
         }
     }
@@ -240,7 +253,8 @@ fn append(path: &Path) -> io::Result<BufWriter<File>> {
 }
 
 /// Writes until it is told to end.
-fn write(mut sink: Sink, waiting: &Receiver<Message>, lost: &AtomicU64) {
+#[allow(clippy::needless_pass_by_value)] // that `_ends` is dropped tells of the end, or of a panic
+fn write(mut sink: Sink, waiting: &Receiver<Message>, lost: &AtomicU64, _ends: Sender<()>) {
     let mut failing = false;
     let mut line_bytes = Vec::with_capacity(512);
     let mut flushed = Instant::now();
@@ -307,7 +321,7 @@ fn rfc3339<S: serde::Serializer>(value: &SystemTime, serializer: S) -> Result<S:
 mod tests {
     use super::{AccessLog, AccessLogSettings, Line, Place, TraceId};
     use crate::domain::{ids::RequestId, slug::Slug};
-    use std::time::{Duration, SystemTime};
+    use std::time::{Duration, Instant, SystemTime};
 
     fn line(status: u16) -> Line {
         Line {
@@ -379,6 +393,28 @@ mod tests {
         assert_eq!(first["client"], "192.0.2.7");
         assert_eq!(first.get("cell_ms"), None);
         assert!(std::fs::read_to_string(&path).unwrap().lines().last().unwrap().contains("503"));
+    }
+
+    #[test]
+    fn a_pipe_that_nobody_reads_does_not_hold_up_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let _reader = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        for full in [false, true] {
+            let settings = AccessLogSettings { place: Place::File(path.clone()), one_in: 1 };
+            let (log, writer) = AccessLog::start(&settings).unwrap();
+            // More than a pipe holds; then as many as may wait.
+            for _ in 0..super::QUEUE / 2 {
+                log.log(line(200));
+            }
+            while full && log.lost() == 0 {
+                log.log(line(200));
+            }
+            let began = Instant::now();
+            writer.finish();
+            assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        }
     }
 
     #[test]

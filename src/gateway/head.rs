@@ -9,6 +9,9 @@ use pingora::http::RequestHeader;
 /// Largest head, in bytes of request line and headers.
 pub(super) const MAX_HEAD: usize = 32 * 1024;
 
+/// Most headers of a request. Pingora reads 256, also when a request is put to it anew with headers of ours.
+const MAX_HEADERS: usize = 250;
+
 /// Refuses what two parsers could read in two ways, and what wants another protocol. `raw` gives
 /// the head as it came: Pingora takes a Content-Length away that stood beside Transfer-Encoding.
 pub(super) fn check_framing(head: &RequestHeader, raw: impl FnOnce() -> Bytes) -> Result<(), Refusal> {
@@ -42,7 +45,7 @@ pub(super) fn check_framing(head: &RequestHeader, raw: impl FnOnce() -> Bytes) -
     let head_size =
         head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum::<usize>()
             + head.raw_path().len();
-    if head_size > MAX_HEAD {
+    if head_size > MAX_HEAD || head.headers.len() > MAX_HEADERS {
         return Err(Refusal::HeadTooLarge);
     }
     Ok(())
@@ -128,6 +131,11 @@ mod tests {
         let mut head = RequestHeader::build("GET", b"/", None).unwrap();
         head.append_header("x-large", "a".repeat(33 * 1024)).unwrap();
         assert!(check_framing(&head, Bytes::new).is_err());
+        let mut head = RequestHeader::build("GET", b"/", None).unwrap();
+        for count in 1..=251 {
+            head.append_header("x-a", "b").unwrap();
+            assert_eq!(check_framing(&head, Bytes::new).is_ok(), count <= 250);
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What is going on, for a shutdown that waits and for figures.
 
+use super::severing::Severing;
 use dashmap::DashMap;
 use std::{
     sync::{
@@ -17,6 +18,8 @@ pub struct Load {
     pub(super) closing: AtomicBool,
     /// The connections whose requests wait at a cell, to be woken when they have to end.
     pub(super) parked: DashMap<usize, Waker>,
+    /// The same over HTTP/2, by their connections to cells.
+    pub(super) severing: Arc<Severing>,
     pub(super) connections: AtomicUsize,
     pub(super) refused_in_all: AtomicU64,
     pub(super) refused_by_address: AtomicU64,
@@ -46,6 +49,7 @@ impl Load {
         for waiting in &self.parked {
             waiting.wake_by_ref();
         }
+        self.severing.sever();
     }
 
     /// Connections of clients.

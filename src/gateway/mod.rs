@@ -17,6 +17,7 @@ mod own;
 pub mod pipeline;
 pub mod refusal;
 pub mod server;
+mod severing;
 pub mod traffic;
 
 use crate::{
@@ -48,12 +49,14 @@ use pingora::{
     Error, ErrorSource, ErrorType, Result,
     http::{RequestHeader, ResponseHeader},
     prelude::{HttpPeer, ProxyHttp, Session},
-    protocols::http::ServerSession as HttpSession,
+    protocols::{Digest, http::ServerSession as HttpSession},
     proxy::FailToProxy,
 };
 use pipeline::{Admitted, Pipeline};
 use refusal::Refusal;
+use severing::Waiting;
 use std::{
+    os::fd::RawFd,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -112,6 +115,8 @@ pub struct Context {
     connects: usize,
     /// Of a request that goes to its end whatever becomes of its client, where one connection carries several.
     storing: Option<Storing>,
+    /// Of a poll over HTTP/2: it can be ended while it waits.
+    waiting: Option<Waiting>,
     _in_flight: InFlight,
 }
 
@@ -136,6 +141,7 @@ impl ProxyHttp for Gateway {
             refusal: None,
             connects: 0,
             storing: None,
+            waiting: None,
             _in_flight: InFlight::new(&self.load),
         }
     }
@@ -158,7 +164,7 @@ impl ProxyHttp for Gateway {
         // What is sent behind a request that waits is the next one.
         session.as_downstream_mut().set_pipelining_enabled(true);
         let Some(connection) = client::connection(session) else { return Ok(()) };
-        connection.head_is_complete();
+        connection.head_is_complete(session.req_header().headers.contains_key(TRANSFER_ENCODING));
         if connection.is_secure() {
             note_tls(session, &ctx.settings.trusted_proxies)?;
         }
@@ -200,15 +206,39 @@ impl ProxyHttp for Gateway {
         }
     }
 
-    async fn upstream_peer(&self, _: &mut Session, ctx: &mut Context) -> Result<Box<HttpPeer>> {
+    async fn upstream_peer(&self, session: &mut Session, ctx: &mut Context) -> Result<Box<HttpPeer>> {
         let Some(forward) = &ctx.forward else {
             return Err(refused(ctx, Refusal::Internal));
         };
         ctx.cell.0.get_or_insert_with(Instant::now);
         match forward.peer(ctx.connects, &ctx.settings.timeouts) {
-            Some(peer) => Ok(Box::new(peer)),
+            Some(mut peer) => {
+                if forward.parks && session.as_downstream().is_http2() {
+                    self.load.severing.prepare(&mut peer);
+                }
+                Ok(Box::new(peer))
+            }
             None => Err(refused(ctx, Refusal::CellUnreachable)),
         }
+    }
+
+    async fn connected_to_upstream(
+        &self,
+        session: &mut Session,
+        _reused: bool,
+        _: &HttpPeer,
+        socket: RawFd,
+        _: Option<&Digest>,
+        ctx: &mut Context,
+    ) -> Result<()> {
+        if ctx.forward.as_ref().is_some_and(|forward| forward.parks) && session.as_downstream().is_http2() {
+            ctx.waiting = Some(self.load.severing.wait(socket));
+            // After it can be ended, so that none is missed.
+            if self.load.is_closing() {
+                return Err(refused(ctx, Refusal::Leaving));
+            }
+        }
+        Ok(())
     }
 
     async fn upstream_request_filter(
@@ -263,7 +293,10 @@ impl ProxyHttp for Gateway {
             *body = Some(std::mem::take(whole));
             return Ok(());
         }
-        let Some(collector) = &mut ctx.collector else { return Ok(()) };
+        let Some(collector) = &mut ctx.collector else {
+            no_second_end(body, end_of_stream);
+            return Ok(());
+        };
         match collector.take(body, end_of_stream) {
             Ok(None) => Ok(()),
             Ok(Some(whole)) => {
@@ -271,6 +304,7 @@ impl ProxyHttp for Gateway {
                 match self.judge(ctx, Some(subject), &whole) {
                     Ok(()) => {
                         *body = Some(whole);
+                        no_second_end(body, true);
                         Ok(())
                     }
                     Err(denied) => {
@@ -285,7 +319,7 @@ impl ProxyHttp for Gateway {
 
     async fn response_filter(
         &self,
-        _: &mut Session,
+        session: &mut Session,
         head: &mut ResponseHeader,
         ctx: &mut Context,
     ) -> Result<()> {
@@ -311,7 +345,11 @@ impl ProxyHttp for Gateway {
         }
         // The poll is over: what follows is an answer like any other.
         if !head.status.is_informational() {
+            if let Some(connection) = client::connection(session) {
+                connection.answers();
+            }
             ctx.slot = None;
+            ctx.waiting = None;
             ctx.cell.1 = ctx.cell.0.map(|asked| asked.elapsed());
             if let Some(watch) = &mut ctx.watch {
                 let coding = head.headers.get(CONTENT_ENCODING).map(HeaderValue::as_bytes);
@@ -360,7 +398,8 @@ impl ProxyHttp for Gateway {
         ctx: &mut Context,
         _client_reused: bool,
     ) -> Box<Error> {
-        if *e.esource() == ErrorSource::Upstream && ctx.refusal.is_none() {
+        let ended_by_us = ctx.waiting.is_some() && self.load.is_closing();
+        if *e.esource() == ErrorSource::Upstream && ctx.refusal.is_none() && !ended_by_us {
             self.metrics.upstream_error(cause(&e));
         }
         // The cell may have acted on it: even a GET can take messages out.
@@ -380,11 +419,9 @@ impl ProxyHttp for Gateway {
         }
         let body_done = session.as_downstream_mut().is_body_done();
         let parks = ctx.forward.as_ref().is_some_and(|forward| forward.parks);
-        let told = if parks && self.load.is_closing() && *e.esource() == ErrorSource::Downstream {
-            Some(Refusal::Leaving)
-        } else {
-            ctx.refusal
-        };
+        let ended = *e.esource() == ErrorSource::Downstream || ctx.waiting.is_some();
+        let told =
+            if parks && self.load.is_closing() && ended { Some(Refusal::Leaving) } else { ctx.refusal };
         let Some(refusal) = told.or_else(|| outcome(e, body_done)) else {
             ctx.code = CLIENT_GONE;
             return gone;
@@ -497,6 +534,14 @@ impl Gateway {
             ctx.watch = Some(Watch::new(forward.metered, passed.metered, MAX_SINK_NAME));
         }
         Ok(())
+    }
+}
+
+/// Takes an empty last part away: Pingora would write it as the chunk that ends a body, and then that chunk again, which
+/// the cell would take for the beginning of another request.
+fn no_second_end(body: &mut Option<Bytes>, end_of_stream: bool) {
+    if end_of_stream && body.as_ref().is_some_and(Bytes::is_empty) {
+        *body = None;
     }
 }
 

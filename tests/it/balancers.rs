@@ -84,9 +84,10 @@ async fn a_stop_is_seen_before_it_happens_and_leaves_nobody_waiting() {
     let get = format!("{GET} HTTP/1.1\r\n{}\r\n", acme.headers());
     world.recorder().reply(Reply::Never);
     let mut parked = Vec::new();
-    for _ in 0..20 {
+    for behind in ["", "G", &get, &poll].repeat(5) {
         let mut socket = Socket::open(world.port()).await;
         socket.send(&poll).await;
+        socket.send(behind).await;
         parked.push(socket);
     }
     let at_cell = async |count| {

@@ -2,7 +2,10 @@
 
 use crate::support::{Reply, Socket, Tenant, World, eventually};
 use std::time::{Duration, Instant};
-use tokio::{io::AsyncWriteExt, net::TcpSocket};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, TcpStream},
+};
 
 const LIMIT: Duration = Duration::from_secs(10);
 const PUSHED: &str = r#"queen_proxy_usage_messages_total{op="push"}"#;
@@ -202,6 +205,119 @@ async fn requests_behind_one_that_waits_get_their_answers_in_order() {
     }
     assert_eq!(statuses, [200, 200, 401, 200], "each is judged on its own");
     assert_eq!(world.recorder().count(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_left_bytes_behind_its_poll_is_noticed_all_the_same() {
+    let world = World::builder().recorder().admin().start().await;
+    let acme = world.tenant("acme").await;
+    world.recorder().reply(Reply::Never);
+    let whole = format!("{GET} HTTP/1.1\r\n{}\r\n", acme.headers());
+    let mut left = 0;
+    // With more than is kept, or at once with the poll, it is no other.
+    for (at_once, behind) in [(false, "G"), (true, "G"), (false, &whole), (true, &whole)] {
+        for reset in [false, true] {
+            let poll = format!("{POLL} HTTP/1.1\r\n{}\r\n", acme.headers());
+            let (first, then) = if at_once { (poll + behind, "") } else { (poll, behind) };
+            let mut socket = open_with(&world, &first).await;
+            socket.send(then).await;
+            let asked = Instant::now();
+            if reset {
+                socket.reset();
+            } else {
+                drop(socket);
+            }
+            left += 1;
+            eventually("the cell's request is cancelled", LIMIT, async || {
+                (world.recorder().abandoned() == left).then_some(())
+            })
+            .await;
+            assert!(asked.elapsed() < Duration::from_secs(1), "{behind}: {:?}", asked.elapsed());
+        }
+    }
+    nothing_in_flight(&world).await;
+    assert_eq!(world.figure("queen_proxy_parked_pops").await, 0);
+    assert_eq!(world.recorder().count(), left, "nobody asks for what stood behind");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_that_came_before_the_end_is_answered() {
+    let world = World::builder().recorder().start().await;
+    let acme = world.tenant("acme").await;
+    let get = format!("{GET} HTTP/1.1\r\n{}\r\n", acme.headers());
+    for first in [format!("{POLL} HTTP/1.1\r\n{}\r\n", acme.headers()), push(&acme, false), push(&acme, true)]
+    {
+        for at_once in [false, true] {
+            world.recorder().reply(Reply::Kept(stored(3)));
+            let behind = get.repeat(2) + &push(&acme, true) + &get;
+            let (begin, rest) =
+                if at_once { (first.clone() + &behind, "") } else { (first.clone(), &*behind) };
+            let mut socket = open_with(&world, &begin).await;
+            socket.send(rest).await;
+            socket.close_half().await;
+            world.recorder().let_go();
+            for number in 0..5 {
+                let answer = socket.answer().await.unwrap_or_else(|| panic!("no answer {number}, {at_once}"));
+                assert_eq!(answer.status, 200);
+            }
+            assert!(socket.ends_within(Duration::from_secs(2)).await);
+            assert_eq!(world.recorder().take().len(), 5);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_leaves_after_a_100_is_noticed() {
+    let world = World::builder().recorder().admin().start().await;
+    let acme = world.tenant("acme").await;
+    world.recorder().reply(Reply::Never);
+    let head = format!("POST /api/v1/fetch HTTP/1.1\r\n{}Expect: 100-continue\r\n", acme.headers());
+    let mut stream = TcpStream::connect(("127.0.0.1", world.port())).await.unwrap();
+    stream.write_all(format!("{head}Content-Length: 2\r\n\r\n{{}}").as_bytes()).await.unwrap();
+    // Read, so that the client's system says no more than that it closes.
+    let mut go_on = Vec::new();
+    while !go_on.ends_with(b"\r\n\r\n") {
+        go_on.push(stream.read_u8().await.unwrap());
+    }
+    assert!(go_on.starts_with(b"HTTP/1.1 100 "));
+    eventually("the request is at the cell", LIMIT, async || (world.recorder().count() == 1).then_some(()))
+        .await;
+    drop(stream);
+    let left = Instant::now();
+    eventually("the cell's request is cancelled", LIMIT, async || {
+        (world.recorder().abandoned() == 1).then_some(())
+    })
+    .await;
+    assert!(left.elapsed() < Duration::from_secs(1), "{:?}", left.elapsed());
+    nothing_in_flight(&world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_head_that_begins_with_the_request_before_it_has_its_own_deadline() {
+    let world = World::builder().recorder().env("QUEEN_PROXY_HEAD_TIMEOUT_MS", 600).start().await;
+    let acme = world.tenant("acme").await;
+    let body = "[]".repeat(20_000);
+    let ack = format!("POST /api/v1/ack HTTP/1.1\r\n{}", acme.headers());
+    for request in [
+        format!("{GET} HTTP/1.1\r\n{}\r\n", acme.headers()),
+        format!("{ack}Content-Length: {}\r\n\r\n{body}", body.len()),
+        format!("{ack}Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n", body.len()),
+        push(&acme, true),
+        format!("{GET} HTTP/1.1\r\nHost: {}\r\n\r\n", acme.host()),
+    ] {
+        let mut socket = Socket::open(world.port()).await;
+        let began = Instant::now();
+        let first = socket.ask(request.clone() + "GET / HTTP/1.1\r\nx-a: ").await;
+        assert!(matches!(first.status, 200 | 401), "{}", first.status);
+        let answer = socket.answer().await.expect("it is told why");
+        assert_eq!((answer.status, answer.code().as_str()), (408, "request_incomplete"), "{request}");
+        assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    }
+    let mut socket = Socket::open(world.port()).await;
+    let get = format!("{GET} HTTP/1.1\r\n{}\r\n", acme.headers());
+    assert_eq!(socket.ask(get + "GET / HTTP/1.1\r\nx-a: ").await.status, 200);
+    socket.send("x".repeat(33 << 10)).await;
+    assert_eq!(socket.answer().await.expect("it is told why").status, 431);
 }
 
 #[tokio::test(flavor = "multi_thread")]

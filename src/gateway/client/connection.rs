@@ -49,6 +49,7 @@ pub(in crate::gateway) struct Connection {
     storing: Mutex<InFlight>,
     phase: AtomicU8,
     head_bytes: AtomicUsize,
+    chunked: AtomicBool,
     answering: AtomicBool,
     parks: AtomicBool,
     over: AtomicBool,
@@ -134,8 +135,9 @@ impl Connection {
         self.set_phase(Phase::Head);
     }
 
-    /// A head has been read and understood.
-    pub fn head_is_complete(&self) {
+    /// A head has been read and understood, and whether its body comes in chunks.
+    pub fn head_is_complete(&self, chunked: bool) {
+        self.chunked.store(chunked, Ordering::Relaxed);
         self.set_phase(Phase::Receiving);
     }
 
@@ -159,6 +161,10 @@ impl Connection {
             _ => Phase::AskedOld,
         });
         None
+    }
+
+    pub(super) fn is_chunked(&self) -> bool {
+        self.chunked.load(Ordering::Relaxed)
     }
 
     pub(super) fn phase(&self) -> Phase {
@@ -186,12 +192,13 @@ impl Connection {
             && !matches!(self.phase(), Phase::Head | Phase::Receiving)
     }
 
-    /// Whether anything of the answer has been written.
+    /// Whether the answer has begun.
     pub(super) fn is_answering(&self) -> bool {
         self.answering.load(Ordering::Relaxed)
     }
 
-    pub(super) fn answers(&self) {
+    /// The answer begins; interim ones are none.
+    pub fn answers(&self) {
         self.answering.store(true, Ordering::Relaxed);
     }
 

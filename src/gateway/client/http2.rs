@@ -120,8 +120,8 @@ impl AsyncRead for Http2Stream {
             }
             let oldest = this.connection.oldest_storing();
             if this.frames.advance(oldest, || this.connection.newest_storing()) {
-                if this.frames.held.len() > MAX_HELD {
-                    return Poll::Ready(Err(ErrorKind::InvalidData.into()));
+                if this.frames.held.len() > MAX_HELD && this.end.is_none() {
+                    this.end = Some(Err(ErrorKind::InvalidData.into()));
                 }
                 continue;
             }
@@ -131,7 +131,10 @@ impl AsyncRead for Http2Stream {
             if this.frames.is_within_head() {
                 this.deadline.arm(this.rules.head_limit);
                 if this.deadline.poll(cx).is_ready() {
-                    return Poll::Ready(Err(ErrorKind::TimedOut.into()));
+                    // What is on its way for it goes to its end all the same.
+                    this.deadline.stop();
+                    this.end = Some(Err(ErrorKind::TimedOut.into()));
+                    continue;
                 }
             } else {
                 this.deadline.stop();
@@ -204,7 +207,10 @@ impl Frames {
         self.settled = true;
         if kind == RST_STREAM && length == 4 && !self.in_head && oldest.is_some() {
             let Some(reset) = self.input.first_chunk::<RESET>() else { return false };
-            self.held.push_back((*reset, newest()));
+            // Once is enough, and who says it again does not fill the list.
+            if !self.held.iter().any(|(held, _)| stream_of(held) == stream_of(reset)) {
+                self.held.push_back((*reset, newest()));
+            }
             self.input.advance(RESET);
             return true;
         }
@@ -226,6 +232,13 @@ impl Frames {
         self.input.truncate(filled + read);
         outcome.map(|outcome| outcome.map(|()| read))
     }
+}
+
+/// The number of the stream that a frame belongs to.
+fn stream_of(frame: &[u8; RESET]) -> u32 {
+    let [_, _, _, _, _, a, b, c, d, ..] = *frame;
+    // The first bit says nothing (RFC 9113 §4.1).
+    u32::from_be_bytes([a, b, c, d]) & (u32::MAX >> 1)
 }
 
 impl AsyncWrite for Http2Stream {
@@ -360,6 +373,9 @@ mod tests {
             assert_eq!(read(&mut frames, &frame(0, 0, 7, &[3; 9]), piece, Some((7, 9))), then);
             assert!(frames.held.is_empty());
             assert_eq!(RESET, reset(1).len());
+            // Said again and again it is held once.
+            assert_eq!(read(&mut frames, &reset(7).repeat(200), piece, Some((7, 9))), [0; 0]);
+            assert_eq!(read(&mut frames, &[], piece, None), reset(7));
         }
     }
 

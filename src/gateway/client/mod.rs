@@ -3,6 +3,7 @@
 
 mod canned;
 mod connection;
+mod cut;
 mod http2;
 mod outgoing;
 mod places;

@@ -5,6 +5,7 @@
 use super::{
     Rules, canned,
     connection::{Connection, Phase},
+    cut::{Chunks, Head},
     outgoing::Outgoing,
     timer::Timer,
 };
@@ -13,7 +14,7 @@ use crate::{
     telemetry::metrics::Finished,
 };
 use async_trait::async_trait;
-use bytes::{Buf, Bytes};
+use bytes::{Buf, Bytes, BytesMut};
 use pingora::protocols::{
     ALPN, GetProxyDigest, GetSocketDigest, GetTimingDigest, Peek, Shutdown, SocketDigest, Ssl, Stream,
     TimingDigest, UniqueID, UniqueIDType, raw_connect::ProxyDigest, tls::SslDigest,
@@ -38,15 +39,25 @@ const INTERIM_PAUSES: [Duration; 3] =
 /// thrown away within these: closing at once would take the answer from it.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 1 << 20;
+/// Bytes of requests behind one that waits; more than these are left to the system, and what comes behind them is
+/// not heard of before the answer.
+const MAX_KEPT: usize = 64 << 10;
 
 /// See the module.
 pub(super) struct ClientStream {
     io: Stream,
     connection: Arc<Connection>,
     rules: Arc<Rules>,
-    reading: Timer,
+    /// For the head that is read.
+    head_timer: Timer,
+    /// Since the client closed.
+    closed_timer: Timer,
     ending: Timer,
     outgoing: Outgoing,
+    /// What has come and is not Pingora's turn to read.
+    kept: BytesMut,
+    head: Head,
+    chunks: Chunks,
     /// Whether the client has closed its side.
     closed: bool,
     interims: usize,
@@ -79,9 +90,13 @@ impl ClientStream {
             io,
             connection,
             rules,
-            reading: Timer::default(),
+            head_timer: Timer::default(),
+            closed_timer: Timer::default(),
             ending: Timer::default(),
             outgoing: Outgoing::default(),
+            kept: BytesMut::new(),
+            head: Head::default(),
+            chunks: Chunks::default(),
             closed: false,
             interims: 0,
             own_words: None,
@@ -124,13 +139,17 @@ impl ClientStream {
     fn check_head(&mut self, cx: &mut Context<'_>) -> Result<()> {
         let bytes = self.connection.head_bytes();
         if bytes == 0 {
-            self.reading.stop();
+            // Another request.
+            self.head_timer.stop();
+            self.closed_timer.stop();
+            self.interims = 0;
+            self.chunks = Chunks::default();
             return Ok(());
         }
-        self.reading.arm(self.rules.head_limit);
+        self.head_timer.arm(self.rules.head_limit);
         if bytes > MAX_HEAD {
             self.refuse(Refusal::HeadTooLarge, Duration::ZERO);
-        } else if self.reading.poll(cx).is_ready() {
+        } else if self.head_timer.poll(cx).is_ready() {
             self.refuse(Refusal::HeadLate, self.rules.head_limit);
         } else {
             return Ok(());
@@ -142,8 +161,8 @@ impl ClientStream {
     fn poll_closed(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         match self.connection.phase() {
             Phase::Finishing => {
-                self.reading.arm(self.rules.finish_limit);
-                self.reading.poll(cx).map(|()| Err(ErrorKind::TimedOut.into()))
+                self.closed_timer.arm(self.rules.finish_limit);
+                self.closed_timer.poll(cx).map(|()| Err(ErrorKind::TimedOut.into()))
             }
             Phase::Asked => self.poll_interims(cx),
             Phase::AskedOld => Poll::Pending,
@@ -159,9 +178,9 @@ impl ClientStream {
             if self.connection.is_answering() {
                 return Poll::Pending;
             }
-            if self.reading.is_armed() {
-                ready!(self.reading.poll(cx));
-                self.reading.stop();
+            if self.closed_timer.is_armed() {
+                ready!(self.closed_timer.poll(cx));
+                self.closed_timer.stop();
             }
             let Some(pause) = INTERIM_PAUSES.get(self.interims) else { return Poll::Pending };
             self.interims += 1;
@@ -173,8 +192,73 @@ impl ClientStream {
             if let Poll::Ready(Err(error)) = written {
                 return Poll::Ready(Err(error));
             }
-            self.reading.arm(*pause);
+            self.closed_timer.arm(*pause);
         }
+    }
+
+    /// The first of these bytes, which belong to what Pingora reads.
+    fn part(phase: Phase, head: &mut Head, chunks: Option<&mut Chunks>, bytes: &mut [u8]) -> usize {
+        match chunks {
+            _ if phase == Phase::Head => head.part(bytes),
+            Some(chunks) => chunks.part(bytes),
+            // Of a body with a length Pingora reads no more than that.
+            None => bytes.len(),
+        }
+    }
+
+    /// Reads what the request is made of, until it is complete.
+    fn poll_request(
+        &mut self,
+        cx: &mut Context<'_>,
+        phase: Phase,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<Result<()>> {
+        let Self { io, kept, head, chunks, connection, .. } = self;
+        let chunks = connection.is_chunked().then_some(chunks);
+        let before = buffer.filled().len();
+        let count = if !kept.is_empty() {
+            let count = kept.len().min(buffer.remaining());
+            let count = Self::part(phase, head, chunks, &mut kept[..count]);
+            buffer.put_slice(&kept.split_to(count));
+            if kept.is_empty() {
+                *kept = BytesMut::new();
+            }
+            count
+        } else if self.closed {
+            0
+        } else {
+            ready!(Pin::new(io).poll_read(cx, buffer))?;
+            let read = &mut buffer.filled_mut()[before..];
+            let count = Self::part(phase, head, chunks, read);
+            kept.extend_from_slice(&read[count..]);
+            buffer.set_filled(before + count);
+            self.closed = count == 0;
+            count
+        };
+        if phase == Phase::Head {
+            self.connection.head_grew(count);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Keeps what comes behind a request that is complete, and hears of its client's end.
+    fn poll_behind(&mut self, cx: &mut Context<'_>, phase: Phase) -> Poll<Result<()>> {
+        let mut piece = [0; 1024];
+        while !self.closed && self.kept.len() < MAX_KEPT {
+            let mut buffer = ReadBuf::new(&mut piece);
+            match ready!(Pin::new(&mut self.io).poll_read(cx, &mut buffer)) {
+                Ok(()) => {
+                    self.closed = buffer.filled().is_empty();
+                    self.kept.extend_from_slice(buffer.filled());
+                }
+                Err(_) if phase == Phase::Finishing => {
+                    self.leave();
+                    self.closed = true;
+                }
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        if self.closed { self.poll_closed(cx) } else { Poll::Pending }
     }
 
     /// Nothing reaches the client; what the cell says is read all the same.
@@ -207,7 +291,6 @@ impl ClientStream {
         if self.outgoing.is_gone() {
             return self.outgoing.swallow(bytes);
         }
-        self.connection.answers();
         let outcome = write(Pin::new(&mut self.io), cx);
         match self.judge(cx, outcome) {
             Some(outcome) => outcome,
@@ -223,7 +306,8 @@ impl ClientStream {
             if self.outgoing.is_gone() {
                 return Poll::Ready(Ok(()));
             }
-            let broken_off = self.connection.phase() == Phase::Receiving && !self.closed;
+            let unread = self.connection.phase() == Phase::Receiving || !self.kept.is_empty();
+            let broken_off = unread && !self.closed;
             if self.own_words.is_none() && !broken_off {
                 let ended = Pin::new(&mut self.io).poll_shutdown(cx);
                 if ended.is_ready() {
@@ -280,31 +364,13 @@ impl AsyncRead for ClientStream {
         } else if this.registered {
             this.forget();
         }
-        if this.closed {
-            return this.poll_closed(cx);
-        }
         let phase = this.connection.phase();
-        if phase == Phase::Head {
-            this.check_head(cx)?;
+        match phase {
+            Phase::Head => this.check_head(cx)?,
+            Phase::Receiving => {}
+            _ => return this.poll_behind(cx, phase),
         }
-        let before = buffer.filled().len();
-        let outcome = ready!(Pin::new(&mut this.io).poll_read(cx, buffer));
-        let read = buffer.filled().len() - before;
-        match outcome {
-            Ok(()) if read > 0 => {
-                if phase == Phase::Head {
-                    this.connection.head_grew(read);
-                }
-                return Poll::Ready(Ok(()));
-            }
-            Ok(()) => {}
-            Err(_) if phase == Phase::Finishing => this.leave(),
-            Err(error) => return Poll::Ready(Err(error)),
-        }
-        this.closed = true;
-        this.connection.ends();
-        this.reading.stop();
-        this.poll_closed(cx)
+        this.poll_request(cx, phase, buffer)
     }
 }
 

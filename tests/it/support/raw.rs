@@ -78,7 +78,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
 
     /// Sends bytes; false when the other side has gone.
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) -> bool {
-        self.stream.write_all(bytes.as_ref()).await.is_ok()
+        self.stream.write_all(bytes.as_ref()).await.is_ok() && self.stream.flush().await.is_ok()
     }
 
     /// The next answer, or `None` when the connection ends without one.
