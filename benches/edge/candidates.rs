@@ -1,6 +1,6 @@
 //! Who is measured, and how each is started. The configurations of the peers are the files beside this one.
 
-use crate::{Options, SECRET, control, load::Load, measure, names};
+use crate::{Options, SECRET, control, load::Load, measure, names, probe};
 use clap::ValueEnum;
 use nix::{
     sys::signal::{Signal, kill},
@@ -18,6 +18,7 @@ use std::{
     net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 use tokio::time::sleep;
@@ -126,6 +127,15 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
+        // nginx, asked like that, ends its children and waits for them.
+        let _ = kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGINT);
+        let deadline = Instant::now() + Duration::from_secs(1);
+        while Instant::now() < deadline {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
         // The parent first, so that it starts no child anew.
         for id in measure::tree(self.child.id()) {
             let _ = kill(Pid::from_raw(id.cast_signed()), Signal::SIGKILL);
@@ -217,6 +227,7 @@ impl Stand {
         let mut program = Program::start(&mut command, folder.join("stderr"));
         program.listening(port).await;
         running.program = Some(program);
+        probe::check(&running);
         for load in [Load::Get, Load::Post1k] {
             crate::drive(&running, load, &self.options, &format!("--asked={}", self.options.clusters)).await;
         }

@@ -29,9 +29,11 @@ function gateway.load(folder)
 end
 
 local function refuse(status, code)
+    local text = '{"error":"' .. code .. '","code":"' .. code .. '"}'
     ngx.status = status
     ngx.header["content-type"] = "application/json"
-    ngx.print('{"error":"', code, '","code":"', code, '"}')
+    ngx.header["content-length"] = #text
+    ngx.print(text)
     return ngx.exit(status)
 end
 

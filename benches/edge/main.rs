@@ -14,6 +14,7 @@ mod control;
 mod load;
 mod measure;
 mod names;
+mod probe;
 mod ready;
 mod report;
 mod upstream;
@@ -26,8 +27,7 @@ use queen_proxy::process::stop_signal;
 use report::{Report, Sample};
 use std::{
     env,
-    io::{Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::SocketAddr,
     path::PathBuf,
     process::{ExitCode, Stdio},
     time::{Duration, Instant},
@@ -156,11 +156,7 @@ async fn turn(running: &Running, load: Load, options: &Options) -> Sample {
 
 /// How many polls the upstream holds.
 fn parked(upstream: SocketAddr) -> usize {
-    let mut stream = TcpStream::connect(upstream).unwrap();
-    stream.write_all(format!("GET {} HTTP/1.1\r\n\r\n", upstream::PARKED).as_bytes()).unwrap();
-    let mut answer = [0; 1 << 10];
-    let count = stream.read(&mut answer).unwrap();
-    let answer = std::str::from_utf8(&answer[..count]).unwrap();
+    let answer = probe::ask(upstream, upstream::PARKED, "");
     answer.rsplit_once("\r\n\r\n").unwrap().1.parse().unwrap()
 }
 

@@ -4,6 +4,7 @@ use crate::ready::{self, Poll};
 use std::{
     collections::HashMap,
     io::{ErrorKind, Read, Write},
+    mem,
     net::{TcpListener, TcpStream},
 };
 
@@ -14,6 +15,9 @@ pub const PUSHED: &str = r#"[{"index":0,"transactionId":"0193806e-6b5c-7c2e-9d4b
 
 /// Where it tells how many polls it holds.
 pub const PARKED: &str = "/parked";
+
+/// The end of paths whose answer is the head that came.
+pub const ECHO: &str = "/echo";
 
 const LISTENER: u64 = u64::MAX;
 
@@ -27,11 +31,11 @@ enum Awaited {
     Nothing,
 }
 
-#[derive(Clone, Copy)]
 enum Answer {
     Found,
     Pushed,
     Parked,
+    Echo(String),
     Hold,
 }
 
@@ -111,24 +115,28 @@ impl Connection {
                     bytes = &bytes[part..];
                 }
             }
-            if let Awaited::Body(0, answer) = self.awaited {
-                self.awaited = Awaited::Head(Vec::new());
-                if !self.answer(answer, held) {
-                    return false;
-                }
+            if matches!(self.awaited, Awaited::Body(0, _))
+                && let Awaited::Body(_, answer) = mem::replace(&mut self.awaited, Awaited::Head(Vec::new()))
+                && !self.answer(answer, held)
+            {
+                return false;
             }
         }
         true
     }
 
     fn answer(&mut self, answer: Answer, held: &mut usize) -> bool {
-        let parked;
+        let text;
         let body = match answer {
             Answer::Found => FOUND,
             Answer::Pushed => PUSHED,
             Answer::Parked => {
-                parked = held.to_string();
-                &parked
+                text = held.to_string();
+                &text
+            }
+            Answer::Echo(head) => {
+                text = head;
+                &text
             }
             Answer::Hold => {
                 *held += 1;
@@ -161,6 +169,7 @@ fn understand(head: &[u8]) -> (usize, Answer) {
         _ if line.starts_with("POST ") => Answer::Pushed,
         _ if line.contains("wait=true") => Answer::Hold,
         _ if line.contains(PARKED) => Answer::Parked,
+        _ if line.contains(ECHO) => Answer::Echo(head.to_owned()),
         _ => Answer::Found,
     };
     (length, answer)
