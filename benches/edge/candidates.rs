@@ -277,7 +277,8 @@ impl Stand {
         let text = template
             .replace("@THREADS@", &self.options.threads.to_string())
             .replace("@CONNECTIONS@", &connections.to_string())
-            .replace("@SOCKETS@", &(2 * connections).to_string())
+            // nginx drops clients that have not asked yet when fewer than a sixteenth of these are left.
+            .replace("@SOCKETS@", &(3 * connections).to_string())
             .replace("@PORT@", &port.to_string())
             .replace("@UPSTREAM@", &self.upstream.1.to_string())
             .replace("@FOLDER@", folder.to_str().unwrap())

@@ -217,7 +217,9 @@ async fn compare(options: &Options) {
                     _ => turn(running, *load, options).await,
                 };
                 eprintln!("round {}: {}, {}: {sample:?}", round + 1, load.name(), running.candidate.name());
-                report.add(*load, running.candidate, sample);
+                if sample.is_something() {
+                    report.add(*load, running.candidate, sample);
+                }
             }
         }
     }

@@ -16,6 +16,13 @@ pub struct Sample {
     pub resident_mib: Option<f64>,
 }
 
+impl Sample {
+    /// Not so of polls that go straight to the upstream.
+    pub fn is_something(&self) -> bool {
+        COLUMNS.iter().any(|(_, figure)| figure(self).is_some())
+    }
+}
+
 /// A column: its name, and where its figure is.
 type Column = (&'static str, fn(&Sample) -> Option<f64>);
 

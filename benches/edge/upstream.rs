@@ -7,6 +7,7 @@ use std::{
     mem,
     net::{TcpListener, TcpStream},
 };
+use tokio::{net::TcpSocket, runtime::Builder};
 
 /// What a read is answered with: 200 bytes.
 pub const FOUND: &str = r#"{"found":true,"value":{"customer":"acme","order":17,"lines":[{"sku":"a-1","count":2},{"sku":"b-7","count":1}],"note":"left at the door, as was agreed with the neighbours of house No. 17"},"version":3}"#;
@@ -46,8 +47,7 @@ struct Connection {
 
 /// Serves for ever.
 pub fn serve(port: u16) {
-    let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
-    listener.set_nonblocking(true).unwrap();
+    let listener = listen(port);
     let mut poll = Poll::new();
     poll.watch(&listener, LISTENER, ready::LISTENING);
     let mut connections = HashMap::new();
@@ -75,6 +75,15 @@ pub fn serve(port: u16) {
             }
         }
     }
+}
+
+/// With a queue that takes thousands at once; the standard library's is short.
+fn listen(port: u16) -> TcpListener {
+    let runtime = Builder::new_current_thread().enable_io().build().unwrap();
+    let _inside = runtime.enter();
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(([127, 0, 0, 1], port).into()).unwrap();
+    socket.listen(4_096).unwrap().into_std().unwrap()
 }
 
 impl Connection {
