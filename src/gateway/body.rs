@@ -236,8 +236,8 @@ fn unread(error: &Error) -> Refusal {
 
 /// Puts the request anew, whose chunks have been read to the end: the same head, with a length and a body of
 /// one byte that Pingora keeps for replay, and in whose place the whole goes. Without one Pingora would take the
-/// body for sent, and cell and client would wait for each other. What the client may have sent behind the body
-/// is lost by this, so its connection ends after the answer.
+/// body for sent, and cell and client would wait for each other. Pingora has begun anew with this, so the client's
+/// connection ends after the answer.
 pub(super) async fn reframe(session: &mut Session) -> Result<(), Refusal> {
     let HttpSession::H1(h1) = session.as_downstream_mut() else { return Err(Refusal::Internal) };
     let head = h1.req_header();
