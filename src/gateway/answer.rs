@@ -1,10 +1,15 @@
 //! Writing our own answers, so that the client's connection can go on where that is safe.
 
-use super::{caps::Denied, refusal::Refusal};
+use super::{
+    caps::{Denied, RateHeaders},
+    forward::{self, X_QUEEN_REQUEST_ID},
+    refusal::Refusal,
+};
 use crate::{domain::ids::RequestId, portal::Reply};
 use http::{
-    HeaderName, HeaderValue,
-    header::{ALLOW, RETRY_AFTER},
+    HeaderName, HeaderValue, StatusCode,
+    header::{ALLOW, CONTENT_LENGTH, RETRY_AFTER, TRANSFER_ENCODING},
+    response::Parts,
 };
 use pingora::{Result, http::ResponseHeader, prelude::Session};
 use std::time::Duration;
@@ -34,8 +39,7 @@ pub(super) async fn write(session: &mut Session, id: RequestId, reply: Reply) ->
     let mut head = ResponseHeader::build(reply.status, Some(4 + reply.headers.len()))?;
     head.insert_header("content-type", reply.content_type)?;
     head.insert_header("content-length", reply.body.len())?;
-    let mut buffer = [0; uuid::fmt::Hyphenated::LENGTH];
-    head.insert_header("x-queen-request-id", id.text(&mut buffer))?;
+    head.insert_header(X_QUEEN_REQUEST_ID, forward::id_value(id))?;
     for (name, value) in reply.headers {
         head.append_header(name, value)?;
     }
@@ -46,6 +50,37 @@ pub(super) async fn write(session: &mut Session, id: RequestId, reply: Reply) ->
         drain(session).await;
     }
     Ok(())
+}
+
+/// Rewrites the head of a cell's answer. Its names are in lower case then, but for the usual ones: see
+/// [`forward::rewrite`].
+pub(super) fn rewrite(head: &mut ResponseHeader, id: RequestId, rate: Option<&RateHeaders>) {
+    let nothing = ResponseHeader::from(http::Response::new(()).into_parts().0);
+    let mut parts = Parts::from(std::mem::replace(head, nothing));
+    let headers = &mut parts.headers;
+    let banned: Vec<HeaderName> = headers.keys().filter(|name| is_not_for_clients(name)).cloned().collect();
+    for name in &banned {
+        headers.remove(name);
+    }
+    if parts.status == StatusCode::NO_CONTENT {
+        // Some cells announce a body, and send one: it is not for the client, nor is its length.
+        headers.remove(CONTENT_LENGTH);
+        headers.remove(TRANSFER_ENCODING);
+    }
+    if let Some(rate) = rate {
+        headers.insert(RATE_LIMIT_POLICY, rate.policy.clone());
+        headers.insert(RATE_LIMIT, rate.limit.clone());
+    }
+    headers.insert(X_QUEEN_REQUEST_ID, forward::id_value(id));
+    *head = ResponseHeader::from(parts);
+}
+
+/// What a cell may not say to a client: hop-by-hop headers, and those of our talk with it.
+fn is_not_for_clients(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "keep-alive" | "proxy-connection" | "te" | "trailer" | "upgrade" | "authorization" | "x-queen-tenant"
+    )
 }
 
 /// Writes a refusal.

@@ -13,7 +13,8 @@ use crate::{
 };
 use http::{
     HeaderMap, HeaderName, HeaderValue, Uri,
-    header::{AUTHORIZATION, HOST},
+    header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, EXPECT, HOST},
+    request::Parts,
     uri::PathAndQuery,
 };
 use ipnet::IpNet;
@@ -62,8 +63,13 @@ impl Forward {
     }
 }
 
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 /// Whether the client came by https.
-pub(super) const FORWARDED_PROTO: &str = "x-forwarded-proto";
+pub(super) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+/// The id of the request, in all directions.
+pub(super) const X_QUEEN_REQUEST_ID: HeaderName = HeaderName::from_static("x-queen-request-id");
+const X_QUEEN_TENANT: HeaderName = HeaderName::from_static("x-queen-tenant");
 
 /// What the proxy knows of the client's side of the request.
 pub(super) struct ClientSide<'r> {
@@ -92,7 +98,7 @@ impl ClientSide<'_> {
         if !self.is_trusted() {
             return Some(peer);
         }
-        let lines = headers.get_all("x-forwarded-for").iter().rev();
+        let lines = headers.get_all(X_FORWARDED_FOR).iter().rev();
         // By bytes: what is at the far end of the chain may be anything.
         let chain = lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b','));
         let mut nearest = peer;
@@ -112,52 +118,85 @@ pub(super) fn trusts(networks: &[IpNet], peer: Option<SocketAddr>) -> bool {
     peer.is_some_and(|peer| networks.iter().any(|network| network.contains(&unmapped(peer.ip()))))
 }
 
-/// Rewrites the head: what the client may not say is removed, then ours is set.
-pub(super) fn rewrite(
-    head: &mut RequestHeader,
-    target: Target<'_>,
-    cluster: &Cluster,
-    client: &ClientSide<'_>,
-    tenant_header: bool,
-) -> Option<()> {
+/// What of a request decides its head at the cell.
+pub(super) struct ToCell<'r> {
+    pub target: Target<'r>,
+    pub cluster: &'r Cluster,
+    pub client: ClientSide<'r>,
+    /// Whether the cell is told whose request it is.
+    pub tenant_header: bool,
+    /// Messages in a compressed answer could not be counted.
+    pub uncompressed: bool,
+    /// The length of a body that is here as a whole, which the client may have sent in chunks.
+    pub whole: Option<usize>,
+}
+
+/// Rewrites the head: what the client may not say is removed, then ours is set. The names of the result are in lower
+/// case, as in HTTP/2: keeping two spellings of each name would double the work.
+pub(super) fn rewrite(head: &mut RequestHeader, to: &ToCell<'_>) -> Option<()> {
+    let uri = upstream_uri(&head.uri, to.target, &to.cluster.cell.path_prefix)?;
+    let nothing = RequestHeader::from(http::Request::new(()).into_parts().0);
+    let mut parts = Parts::from(std::mem::replace(head, nothing));
+    parts.uri = uri;
+    rewrite_headers(&mut parts.headers, to)?;
+    *head = RequestHeader::from(parts);
+    Some(())
+}
+
+fn rewrite_headers(headers: &mut HeaderMap, to: &ToCell<'_>) -> Option<()> {
+    let client = &to.client;
     let trusted = client.is_trusted();
-    let forwarded_for = forwarded_for(head, client.peer, trusted);
-    let kept = |head: &RequestHeader, name: &str| {
-        if trusted { head.headers.get(name).cloned() } else { None }
+    let forwarded_for = forwarded_for(headers, client.peer, trusted);
+    let kept = |headers: &HeaderMap, name: HeaderName| {
+        if trusted { headers.get(name).cloned() } else { None }
     };
-    let proto = kept(head, FORWARDED_PROTO).unwrap_or(HeaderValue::from_static(if client.https {
+    let proto = kept(headers, X_FORWARDED_PROTO).unwrap_or(HeaderValue::from_static(if client.https {
         "https"
     } else {
         "http"
     }));
-    let forwarded_host = kept(head, "x-forwarded-host")
+    let forwarded_host = kept(headers, X_FORWARDED_HOST)
         .or_else(|| client.host.and_then(|host| HeaderValue::from_str(host).ok()));
 
-    let banned: Vec<HeaderName> =
-        head.headers.keys().filter(|name| is_ours(name.as_str())).cloned().collect();
+    // The credential is nearly always there, and the rest nearly never.
+    headers.remove(AUTHORIZATION);
+    let banned: Vec<HeaderName> = headers.keys().filter(|name| is_ours(name.as_str())).cloned().collect();
     for name in &banned {
-        head.remove_header(name);
+        headers.remove(name);
     }
 
-    let cell = &cluster.cell;
-    head.insert_header(HOST, cell.host.clone()).ok()?;
+    let cell = &to.cluster.cell;
+    headers.insert(HOST, cell.host.clone());
     if let Some(bearer) = &cell.bearer {
-        head.insert_header(AUTHORIZATION, bearer.clone()).ok()?;
+        headers.insert(AUTHORIZATION, bearer.clone());
     }
-    if tenant_header {
-        head.insert_header("x-queen-tenant", cluster.tenant_header.clone()).ok()?;
+    if to.tenant_header {
+        headers.insert(X_QUEEN_TENANT, to.cluster.tenant_header.clone());
     }
-    let mut buffer = [0; uuid::fmt::Hyphenated::LENGTH];
-    head.insert_header("x-queen-request-id", client.id.text(&mut buffer)).ok()?;
+    headers.insert(X_QUEEN_REQUEST_ID, id_value(client.id));
     if let Some(value) = forwarded_for {
-        head.insert_header("x-forwarded-for", value).ok()?;
+        headers.insert(X_FORWARDED_FOR, HeaderValue::try_from(value).ok()?);
     }
-    head.insert_header("x-forwarded-proto", proto).ok()?;
+    headers.insert(X_FORWARDED_PROTO, proto);
     if let Some(value) = forwarded_host {
-        head.insert_header("x-forwarded-host", value).ok()?;
+        headers.insert(X_FORWARDED_HOST, value);
     }
-    head.set_uri(upstream_uri(target, &cell.path_prefix)?);
+    if to.uncompressed {
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    }
+    if let Some(length) = to.whole {
+        // We have said "go on" ourselves.
+        headers.remove(EXPECT);
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+    }
     Some(())
+}
+
+/// The id of a request as a header's value.
+pub(super) fn id_value(id: RequestId) -> HeaderValue {
+    let mut buffer = [0; uuid::fmt::Hyphenated::LENGTH];
+    // Hexadecimal digits and hyphens are fit for every header.
+    HeaderValue::from_str(id.text(&mut buffer)).unwrap_or(HeaderValue::from_static(""))
 }
 
 /// Headers that only the proxy speaks towards a cell. Some programs behind us take `_` for `-` in
@@ -188,16 +227,13 @@ fn is_ours(name: &str) -> bool {
 }
 
 /// The chain a trusted proxy handed us plus that proxy, or the client alone.
-fn forwarded_for(head: &RequestHeader, peer: Option<SocketAddr>, trusted: bool) -> Option<String> {
-    let peer = unmapped(peer?.ip());
-    let mut chain: Vec<&str> = if trusted {
-        head.headers.get_all("x-forwarded-for").iter().filter_map(|value| value.to_str().ok()).collect()
-    } else {
-        Vec::new()
-    };
-    let peer = peer.to_string();
-    chain.push(&peer);
-    Some(chain.join(", "))
+fn forwarded_for(headers: &HeaderMap, peer: Option<SocketAddr>, trusted: bool) -> Option<String> {
+    let peer = unmapped(peer?.ip()).to_string();
+    if !trusted {
+        return Some(peer);
+    }
+    let lines = headers.get_all(X_FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
+    Some(lines.chain([peer.as_str()]).collect::<Vec<_>>().join(", "))
 }
 
 /// An entry of `X-Forwarded-For`; some proxies add the port, or brackets.
@@ -214,7 +250,11 @@ fn unmapped(address: IpAddr) -> IpAddr {
     address.to_canonical()
 }
 
-fn upstream_uri(target: Target<'_>, prefix: &str) -> Option<Uri> {
+/// What the cell is asked for: `asked` itself where it is no more than the target.
+fn upstream_uri(asked: &Uri, target: Target<'_>, prefix: &str) -> Option<Uri> {
+    if prefix.is_empty() && asked.authority().is_none() {
+        return Some(asked.clone());
+    }
     let path_and_query: PathAndQuery = match target.query {
         Some(query) => format!("{prefix}{}?{query}", target.path),
         None => format!("{prefix}{}", target.path),
@@ -309,11 +349,13 @@ mod tests {
         for path in ["/api/v1/kv/ns/a%2Fb", "/api/v1/kv/ns/a//b", "/api/v1/kv/ns/%C3%A9;x"] {
             for query in [None, Some(""), Some("a=%20b&c=?/")] {
                 let want = query.map_or(path.to_owned(), |query| format!("{path}?{query}"));
-                assert_eq!(upstream_uri(Target { path, query }, "").unwrap().to_string(), want);
-                assert_eq!(
-                    upstream_uri(Target { path, query }, "/base").unwrap().to_string(),
-                    format!("/base{want}")
-                );
+                let target = Target { path, query };
+                let there = |asked: &str, prefix| {
+                    upstream_uri(&asked.parse().unwrap(), target, prefix).unwrap().to_string()
+                };
+                assert_eq!(there(&want, ""), want);
+                assert_eq!(there(&want, "/base"), format!("/base{want}"));
+                assert_eq!(there(&format!("http://acme.q.example{want}"), ""), want);
             }
         }
     }

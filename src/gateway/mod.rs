@@ -36,10 +36,10 @@ use body::{Collector, Inspection, Subject};
 use bytes::Bytes;
 use caps::{Denied, RateHeaders};
 use client::{Complete, Storing};
-use forward::{ClientSide, FORWARDED_PROTO, Forward};
+use forward::{ClientSide, Forward, ToCell, X_FORWARDED_PROTO};
 use http::{
     HeaderValue, StatusCode, Version,
-    header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, HOST, TRANSFER_ENCODING},
+    header::{CONTENT_ENCODING, HOST, TRANSFER_ENCODING},
 };
 use ipnet::IpNet;
 use live::{Live, Settings};
@@ -64,10 +64,6 @@ use traffic::{Clusters, Outcome};
 
 /// How often a peer is tried: nothing was sent when a connect fails, so once more is safe.
 const MAX_CONNECTS: usize = 2;
-
-/// What a cell may not say to a client: hop-by-hop headers, and those of our talk with it.
-const FROM_CELL_TO_NOBODY: [&str; 7] =
-    ["keep-alive", "proxy-connection", "te", "trailer", "upgrade", "authorization", "x-queen-tenant"];
 
 /// The class of a request that was refused before its route was looked at.
 const NO_CLASS: &str = "none";
@@ -249,28 +245,24 @@ impl ProxyHttp for Gateway {
     ) -> Result<()> {
         let peer = session.client_addr().and_then(|address| address.as_inet()).copied();
         let head = session.req_header();
-        let client = ClientSide {
-            id: ctx.id,
-            peer,
-            https: client::connection(session).is_some_and(|connection| connection.is_secure()),
-            host: head::host(head),
-            trusted: &ctx.settings.trusted_proxies,
+        let (Some(forward), Some(target)) = (&ctx.forward, head::target(head)) else {
+            return Err(refused(ctx, Refusal::Internal));
         };
-        let rewritten = match (&ctx.forward, head::target(head)) {
-            (Some(forward), Some(target)) => {
-                forward::rewrite(upstream, target, &forward.cluster, &client, self.tenant_header)
-            }
-            _ => None,
+        let to = ToCell {
+            target,
+            cluster: &forward.cluster,
+            client: ClientSide {
+                id: ctx.id,
+                peer,
+                https: client::connection(session).is_some_and(|connection| connection.is_secure()),
+                host: head::host(head),
+                trusted: &ctx.settings.trusted_proxies,
+            },
+            tenant_header: self.tenant_header,
+            uncompressed: forward.metered.is_read(),
+            whole: ctx.whole.as_ref().map(|(whole, _)| whole.len()),
         };
-        if ctx.forward.as_ref().is_some_and(|forward| forward.metered.is_read()) {
-            // Messages in a compressed answer could not be counted.
-            upstream.insert_header(ACCEPT_ENCODING, "identity")?;
-        }
-        if let Some((whole, _)) = &ctx.whole {
-            // We have said "go on" ourselves, and know the length of what was sent in chunks.
-            upstream.remove_header("expect");
-            upstream.insert_header(CONTENT_LENGTH, whole.len())?;
-        }
+        let rewritten = forward::rewrite(upstream, &to);
         rewritten.ok_or_else(|| refused(ctx, Refusal::Internal))
     }
 
@@ -335,14 +327,6 @@ impl ProxyHttp for Gateway {
             // Brokers say so in HTML, and take less than we do.
             return Err(refused(ctx, Refusal::HeadTooLargeForCell));
         }
-        for name in FROM_CELL_TO_NOBODY {
-            head.remove_header(name);
-        }
-        if head.status == StatusCode::NO_CONTENT {
-            // Some cells announce a body, and send one: it is not for the client, nor is its length.
-            head.remove_header(&CONTENT_LENGTH);
-            head.remove_header(&TRANSFER_ENCODING);
-        }
         // The poll is over: what follows is an answer like any other.
         if !head.status.is_informational() {
             if let Some(connection) = client::connection(session) {
@@ -356,12 +340,8 @@ impl ProxyHttp for Gateway {
                 watch.head(head.status.as_u16(), coding);
             }
         }
-        if let Some(rate) = &ctx.rate {
-            head.insert_header(answer::RATE_LIMIT_POLICY, rate.policy.clone())?;
-            head.insert_header(answer::RATE_LIMIT, rate.limit.clone())?;
-        }
-        let mut buffer = [0; uuid::fmt::Hyphenated::LENGTH];
-        head.insert_header("x-queen-request-id", ctx.id.text(&mut buffer))
+        answer::rewrite(head, ctx.id, ctx.rate.as_ref());
+        Ok(())
     }
 
     fn response_body_filter(
@@ -550,9 +530,9 @@ fn note_tls(session: &mut Session, trusted: &[IpNet]) -> Result<()> {
     let peer = session.client_addr().and_then(|address| address.as_inet()).copied();
     let head = session.req_header_mut();
     // A balancer that encrypts towards us knows better.
-    let told = forward::trusts(trusted, peer) && head.headers.contains_key(FORWARDED_PROTO);
+    let told = forward::trusts(trusted, peer) && head.headers.contains_key(X_FORWARDED_PROTO);
     if !told {
-        head.insert_header(FORWARDED_PROTO, "https")?;
+        head.insert_header(X_FORWARDED_PROTO, "https")?;
     }
     if let (Version::HTTP_2, Some(authority)) = (head.version, head.uri.authority())
         && !head.headers.contains_key(HOST)

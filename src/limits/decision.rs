@@ -2,6 +2,7 @@
 //! the shadow mode and the `RateLimit` headers are made from one thing.
 
 use super::bucket::Reading;
+use std::fmt::Write;
 
 /// The limits that one request meets, in the order in which one is named when several deny.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -145,15 +146,16 @@ impl Decision {
     pub fn headers(&self) -> Option<(String, String)> {
         let rates = [(Limit::Requests, "requests"), (Limit::Messages, "messages")];
         let rates = rates.into_iter().filter_map(|(limit, name)| Some((name, self.outcome(limit)?)));
-        let policies: Vec<_> = rates
-            .clone()
-            .map(|(name, rate)| format!("\"{name}\";q={};w={}", sf(rate.max), sf(rate.window.max(1))))
-            .collect();
+        let mut policies = String::with_capacity(64);
+        for (name, rate) in rates.clone() {
+            let comma = if policies.is_empty() { "" } else { ", " };
+            let _ = write!(policies, "{comma}\"{name}\";q={};w={}", sf(rate.max), sf(rate.window.max(1)));
+        }
         let left = |rate: &Outcome| rate.max.saturating_sub(rate.used);
         let part_left = |rate: &Outcome| (u128::from(left(rate)) << 32) / u128::from(rate.max.max(1));
         let (name, tightest) = rates.min_by_key(|(_, rate)| part_left(rate))?;
         let limit = format!("\"{name}\";r={};t={}", sf(left(tightest)), sf(tightest.reset));
-        Some((policies.join(", "), limit))
+        Some((policies, limit))
     }
 }
 
