@@ -13,12 +13,14 @@ use crate::{
         clock::Monotonic,
         decision::{Decision, Limit, Mode, Outcome},
         parked::Slot,
+        shared::PATIENCE,
     },
     metering::{rollup::MonthlyBlocks, sample::RequestFacts},
     telemetry::metrics::Metrics,
 };
 use http::HeaderValue;
 use std::sync::Arc;
+use tokio::time::{Instant, timeout_at};
 
 /// Bodies of more bytes are judged where they hold up nobody else's requests.
 const LARGE: usize = 256 << 10;
@@ -92,28 +94,29 @@ impl Caps {
         self.answer(forward, &decision, "").map(|_| ())
     }
 
-    /// Judges a request with its whole body, and takes what it needs if all limits allow it.
-    pub(super) fn judge(
+    /// Judges a request with its whole body, and takes what it needs if all limits allow it. Waits only where
+    /// limits are shared and the store has to be asked, for [`PATIENCE`] at most.
+    pub(super) async fn judge(
         &self,
         forward: &Forward,
         subject: Option<Subject>,
         body: &[u8],
     ) -> Result<Passed, Denied> {
-        if body.len() > LARGE && can_step_aside() {
-            return tokio::task::block_in_place(|| self.judge_here(forward, subject, body));
-        }
-        self.judge_here(forward, subject, body)
-    }
-
-    fn judge_here(&self, forward: &Forward, subject: Option<Subject>, body: &[u8]) -> Result<Passed, Denied> {
         let facts = match subject {
-            Some(subject) => subject.read(body, self.max_pairs, self.mode)?,
+            Some(subject) => aside(body.len(), || subject.read(body, self.max_pairs, self.mode))?,
             None => Facts::default(),
         };
         let parks_at = forward.parks.then(|| cell_name(&forward.cluster));
-        let request = facts.request(parks_at);
+        let mut request = facts.request(parks_at);
         let limits = &forward.cluster.limits;
-        let verdict = self.limiter.evaluate(&forward.counters, &request, limits, self.mode);
+        let mut until = None;
+        let verdict = loop {
+            let evaluate = || self.limiter.evaluate(&forward.counters, &request, limits, self.mode);
+            let verdict = aside(body.len(), evaluate);
+            let Some(mut answered) = verdict.unsettled else { break verdict };
+            let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
+            request.impatient = !matches!(timeout_at(until, answered.changed()).await, Ok(Ok(())));
+        };
         let what = facts.denied_part(&verdict.decision);
         let rate = self.answer(forward, &verdict.decision, what)?;
         Ok(Passed { slot: verdict.slot, rate, metered: facts.metered(body.len()) })
@@ -170,6 +173,11 @@ impl Caps {
 /// What tells cells apart: the host of their URL.
 fn cell_name(cluster: &Cluster) -> &str {
     cluster.cell.host.to_str().unwrap_or_default()
+}
+
+/// Does work on a body of that many bytes where it holds up nobody.
+fn aside<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
+    if bytes > LARGE && can_step_aside() { tokio::task::block_in_place(work) } else { work() }
 }
 
 /// Whether this thread may leave its other tasks to another one.
