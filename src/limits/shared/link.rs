@@ -326,7 +326,9 @@ impl Work {
         } else if self.fewer_since.get_or_insert_with(Instant::now).elapsed() < FEWER_AFTER {
             return;
         }
-        self.shared.proxies.store(count, Ordering::Relaxed);
+        if self.shared.proxies.swap(count, Ordering::Relaxed) != count {
+            tracing::info!("limits: {count} proxies share them");
+        }
     }
 }
 

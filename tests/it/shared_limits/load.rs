@@ -1,0 +1,84 @@
+//! Clients that ask as fast as they are answered.
+
+use crate::support::{Socket, Tenant, World};
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+/// What they were told.
+#[derive(Default, Debug)]
+pub struct Told {
+    /// Requests that passed.
+    pub passed: u64,
+    /// Those that a limit refused.
+    pub refused: u64,
+    /// Status codes that are neither.
+    pub other: Vec<u16>,
+    /// The longest answers, longest first.
+    pub slowest: Vec<Duration>,
+    /// Between the first request and the last answer.
+    pub took: Duration,
+}
+
+/// So many clients at each proxy, for so long.
+pub async fn run(world: &World, tenant: &Tenant, clients: &[usize], length: Duration) -> Told {
+    let request = format!("GET /api/v1/resources/queues HTTP/1.1\r\n{}\r\n", tenant.headers());
+    run_with(world, &request, clients, length).await
+}
+
+/// The same with any request.
+pub async fn run_with(world: &World, request: &str, clients: &[usize], length: Duration) -> Told {
+    let mut running = JoinSet::new();
+    let began = Instant::now();
+    for (proxy, clients) in clients.iter().enumerate() {
+        for _ in 0..*clients {
+            let (port, request) = (world.proxies[proxy].0, request.to_owned());
+            running.spawn(async move {
+                let mut told = Told::default();
+                let mut socket = Socket::open(port).await;
+                while began.elapsed() < length {
+                    let asked = Instant::now();
+                    match socket.ask(&request).await.status {
+                        200 => told.passed += 1,
+                        429 => told.refused += 1,
+                        other => told.other.push(other),
+                    }
+                    told.slowest.push(asked.elapsed());
+                }
+                told
+            });
+        }
+    }
+    let mut all = Told::default();
+    while let Some(told) = running.join_next().await {
+        let told = told.unwrap();
+        all.passed += told.passed;
+        all.refused += told.refused;
+        all.other.extend(told.other);
+        all.slowest.extend(told.slowest);
+    }
+    all.took = began.elapsed();
+    all.slowest.sort_unstable_by(|a, b| b.cmp(a));
+    world.recorder().take();
+    all
+}
+
+impl Told {
+    /// Panics unless what passed is within 2 % of a rate and its burst, and nothing but the limit refused.
+    #[allow(clippy::cast_precision_loss)] // far from 2^53
+    pub fn assert_within(&self, rate: u64, burst: u64, what: &str) {
+        let allowed = rate as f64 * self.took.as_secs_f64() + burst as f64;
+        let part = self.passed as f64 / allowed;
+        let p99 = self.slowest[self.slowest.len() / 100];
+        println!(
+            "{what}: {} passed of {allowed:.1} ({:+.2} %), {} refused, in {:.2?}; p99 {p99:.2?}, slowest {:.2?}",
+            self.passed,
+            (part - 1.0) * 100.0,
+            self.refused,
+            self.took,
+            self.slowest[0]
+        );
+        assert!(self.other.is_empty(), "{what}: {:?}", self.other);
+        assert!(self.refused > 0, "{what}: the clients do not ask for more than there is");
+        assert!((0.98..=1.02).contains(&part), "{what}: {} of {allowed:.1}", self.passed);
+    }
+}

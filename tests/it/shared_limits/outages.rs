@@ -1,0 +1,1 @@
+//! A store that dies, hangs and comes back.

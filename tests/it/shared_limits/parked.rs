@@ -1,0 +1,1 @@
+//! Places of waiting pops over three proxies.

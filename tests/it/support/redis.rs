@@ -1,0 +1,82 @@
+//! A private Redis, from Debian's package `redis-server`; not having it fails.
+
+use super::{Process, eventually, free_port};
+use nix::sys::signal::Signal;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// See the module.
+pub struct Redis {
+    /// Its port on 127.0.0.1.
+    pub port: u16,
+    password: String,
+    process: Process,
+    folder: TempDir,
+}
+
+impl Redis {
+    /// Starts one that wants a password, and keeps nothing on disk.
+    pub async fn start() -> Self {
+        let (port, folder) = (free_port(), TempDir::new().unwrap());
+        let password = format!("redis-password-{}", uuid::Uuid::new_v4().simple());
+        let process = launch(port, &password, &folder);
+        let redis = Self { port, password, process, folder };
+        redis.answers().await;
+        redis
+    }
+
+    /// Where proxies find it, with the password.
+    pub fn url(&self) -> String {
+        format!("redis://:{}@127.0.0.1:{}/3", self.password, self.port)
+    }
+
+    /// What must not be seen anywhere.
+    pub fn password(&self) -> &str {
+        &self.password
+    }
+
+    /// A connection of the test's own.
+    pub async fn connect(&self) -> redis::aio::MultiplexedConnection {
+        redis::Client::open(self.url()).unwrap().get_multiplexed_async_connection().await.unwrap()
+    }
+
+    /// Sends a signal, as SIGSTOP, which makes it hang.
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
+    /// Kills it.
+    pub fn kill(&mut self) {
+        self.process.signal(Signal::SIGKILL);
+        self.process.wait(Duration::from_secs(20)).expect("a killed process ends");
+    }
+
+    /// Starts it again after a kill; it remembers nothing.
+    pub async fn start_again(&mut self) {
+        self.process = launch(self.port, &self.password, &self.folder);
+        self.answers().await;
+    }
+
+    async fn answers(&self) {
+        let client = redis::Client::open(self.url()).unwrap();
+        eventually("redis answers", Duration::from_secs(20), async || {
+            let mut connection = client.get_multiplexed_async_connection().await.ok()?;
+            redis::cmd("PING").exec_async(&mut connection).await.ok()
+        })
+        .await;
+    }
+}
+
+fn launch(port: u16, password: &str, folder: &TempDir) -> Process {
+    let port = port.to_string();
+    let path = folder.path().to_str().unwrap();
+    let arguments = [
+        ["--bind", "127.0.0.1"],
+        ["--port", &port],
+        ["--requirepass", password],
+        ["--save", ""],
+        ["--appendonly", "no"],
+        ["--dir", path],
+    ];
+    Process::start("redis-server", "redis-server", arguments.as_flattened(), &[], folder.path())
+}
