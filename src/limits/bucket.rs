@@ -122,11 +122,6 @@ impl Bucket {
         self.at(rate, now).level
     }
 
-    /// The rate it was last asked under; none without state.
-    pub(super) fn rate(&self) -> Option<Rate> {
-        self.0.map(|state| state.rate)
-    }
-
     /// A bucket of which it is known how much was in it at a time, in billionths of a token.
     pub(super) fn known(rate: Rate, level: i128, at: Nanos) -> Self {
         Self(Some(State { rate, level: level.min(rate.capacity()), at }))

@@ -256,7 +256,7 @@ impl Room {
             return Self { max, here: places.held().min(cap), elsewhere: places.others(), unsettled };
         }
         places.apart(cap);
-        let here = (cap / footing.parts()).max(cap.min(1));
+        let here = (cap / footing.proxies()).max(cap.min(1));
         Self { max, here, elsewhere: 0, unsettled: false }
     }
 }

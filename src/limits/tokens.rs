@@ -1,9 +1,10 @@
-//! What stands for a rate of a cluster: a bucket of this process, or a lease on one that proxies share.
+//! What stands for a rate of a cluster: a bucket of this process, or a lease on one that proxies share. Numbers that
+//! the store cannot count exactly stay with each proxy.
 
 use super::{
-    bucket::{Bucket, Rate, Reading, tokens},
+    bucket::{Bucket, Rate, Reading},
     clock::Nanos,
-    shared::lease::{Ask, LARGEST, Lease},
+    shared::lease::{LARGEST, Lease},
 };
 
 /// On what the limits stand at this moment.
@@ -18,16 +19,11 @@ pub enum Footing {
 }
 
 impl Footing {
-    /// What this is for one rate: numbers that the store cannot count exactly stay with each proxy.
-    fn under(self, rate: Rate) -> Self {
-        if rate.per_second.max(rate.burst) > LARGEST { Self::Alone } else { self }
-    }
-
-    /// Parts of the limits, of which this proxy has one.
-    pub fn parts(self) -> u64 {
+    /// Proxies among which the limits are.
+    pub fn proxies(self) -> u64 {
         match self {
-            Self::Apart(proxies) => proxies.max(1),
-            Self::Alone | Self::Shared(_) => 1,
+            Self::Alone => 1,
+            Self::Shared(proxies) | Self::Apart(proxies) => proxies.max(1),
         }
     }
 }
@@ -51,8 +47,8 @@ impl Tokens {
     /// As [`Bucket::check`].
     pub fn check(&mut self, rate: Rate, now: Nanos, n: u64, footing: Footing) -> Reading {
         match self.stand(rate, now, footing) {
-            (Self::Own(bucket), rate, _) => bucket.check(rate, now, n),
-            (Self::Leased(lease), rate, proxies) => lease.check(rate, now, n, proxies),
+            Self::Own(bucket) => bucket.check(rate, now, n),
+            Self::Leased(lease) => lease.check(rate, now, n, footing),
         }
     }
 
@@ -67,8 +63,8 @@ impl Tokens {
     /// As [`Bucket::debit`].
     pub fn debit(&mut self, rate: Rate, now: Nanos, n: u64, footing: Footing) {
         match self.stand(rate, now, footing) {
-            (Self::Own(bucket), rate, _) => bucket.debit(rate, now, n),
-            (Self::Leased(lease), rate, _) => lease.debit(rate, now, n),
+            Self::Own(bucket) => bucket.debit(rate, now, n),
+            Self::Leased(lease) => lease.debit(rate, now, n, footing),
         }
     }
 
@@ -92,46 +88,14 @@ impl Tokens {
         }
     }
 
-    /// Takes in an answer of the store, also where its request has waited too long meanwhile.
-    pub fn answer(&mut self, ask: &Ask, granted: u64, level: i64, asked: Nanos, proxies: u64) {
-        if granted > 0 {
-            self.stand(ask.rate, asked, Footing::Shared(proxies));
+    /// The kind that this footing is for. A plan that comes to be too large for the store, or was, starts anew.
+    fn stand(&mut self, rate: Rate, now: Nanos, footing: Footing) -> &mut Self {
+        let leased = footing != Footing::Alone && rate.per_second.max(rate.burst) <= LARGEST;
+        match (leased, &*self) {
+            (true, Self::Own(_)) => *self = Self::Leased(Box::new(Lease::new(rate, now))),
+            (false, Self::Leased(_)) => *self = Self::default(),
+            _ => {}
         }
-        if let Self::Leased(lease) = self {
-            lease.answer(ask, granted, level, asked);
-        }
-    }
-
-    /// The store has not answered.
-    pub fn unanswered(&mut self) {
-        if let Self::Leased(lease) = self {
-            lease.unanswered();
-        }
-    }
-
-    /// Changes from one kind to the other when the footing has changed, so that nothing is there twice: away from
-    /// the store this proxy begins with its part of what was known, and the store hears what may be left at most.
-    fn stand(&mut self, rate: Rate, now: Nanos, footing: Footing) -> (&mut Self, Rate, u64) {
-        let footing = footing.under(rate);
-        let parts = footing.parts();
-        let part = if parts > 1 { rate.part(parts) } else { rate };
-        let (mut under, mut proxies) = (part, 1);
-        match (footing, &mut *self) {
-            (Footing::Shared(all), Self::Own(bucket)) => {
-                let most = bucket.rate().map(|of| {
-                    let parts = if of == rate { 1 } else { i128::from(all.max(1)) };
-                    let left = bucket.level(of, now).saturating_mul(parts).div_euclid(tokens(1));
-                    i64::try_from(left).unwrap_or(if left < 0 { i64::MIN } else { i64::MAX })
-                });
-                *self = Self::Leased(Box::new(Lease::new(rate, most, now)));
-                (under, proxies) = (rate, all);
-            }
-            (Footing::Shared(all), Self::Leased(_)) => (under, proxies) = (rate, all),
-            (_, Self::Leased(lease)) => {
-                *self = Self::Own(Bucket::known(part, lease.part(now, parts), now));
-            }
-            (_, Self::Own(_)) => {}
-        }
-        (self, under, proxies)
+        self
     }
 }

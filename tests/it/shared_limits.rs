@@ -1,9 +1,11 @@
 //! One limit for three proxies, counted in a real Redis (`QUEEN_PROXY_LIMITS`).
 
 mod load;
+mod model;
 mod outages;
 mod parked;
 mod rates;
+mod scripts;
 
 use crate::support::{PLAN_LIMITS, Redis, Tenant, World, WorldBuilder, eventually};
 use serde_json::Value;

@@ -3,10 +3,14 @@
 //! A request takes from what is held and waits for nobody. More is asked for before it is spent. What the store has
 //! is remembered as a bucket of its own, refilled by our clock: others only take from it, so when that bucket says
 //! no, the store would too, and the refusal waits for nobody either.
+//!
+//! While the store is away, this proxy's part of the rate refills a bucket here. What it spends of that, the store hears
+//! when it is back, so nothing is there twice.
 
 use super::super::{
     bucket::{Bucket, Rate, Reading, tokens},
     clock::{Nanos, SECOND},
+    tokens::Footing,
 };
 
 /// Tokens are asked for as many as were spent of late in twice this.
@@ -29,8 +33,8 @@ pub struct Ask {
     pub back: u64,
     /// Tokens that deliveries took.
     pub owed: u64,
-    /// The most that may be in the bucket, in whole tokens: what is known to have been spent without the store.
-    pub most: Option<i64>,
+    /// Tokens spent without the store.
+    pub apart: u64,
     /// Tokens that all requests need together that wait for this.
     pub needs: u64,
     /// Those of the smallest of them; 0 when none waits.
@@ -49,7 +53,9 @@ pub struct Lease {
     store: Bucket,
     held: u64,
     owed: u64,
-    most: Option<i64>,
+    /// This proxy's part, while it cannot ask.
+    own: Option<Bucket>,
+    apart: u64,
     needs: u64,
     smallest: u64,
     /// The last answer was less than was asked for.
@@ -62,14 +68,15 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Nothing is held yet. `most` is in whole tokens what may be in the bucket at most, if that is known.
-    pub fn new(rate: Rate, most: Option<i64>, now: Nanos) -> Self {
+    /// Nothing is held yet.
+    pub fn new(rate: Rate, now: Nanos) -> Self {
         Self {
             rate,
             store: Bucket::default(),
             held: 0,
             owed: 0,
-            most,
+            own: None,
+            apart: 0,
             needs: 0,
             smallest: 0,
             short: false,
@@ -81,9 +88,14 @@ impl Lease {
         }
     }
 
-    /// As [`Bucket::check`], and besides: what is neither held nor known to be refused is unsettled.
-    pub fn check(&mut self, rate: Rate, now: Nanos, n: u64, proxies: u64) -> Reading {
-        (self.rate, self.now, self.proxies) = (rate, now, proxies);
+    /// As [`Bucket::check`], and besides: what is neither held nor known to be refused is unsettled, unless the
+    /// store is not to be asked.
+    pub fn check(&mut self, rate: Rate, now: Nanos, n: u64, footing: Footing) -> Reading {
+        let proxies = self.stand(rate, now, footing);
+        if let Some(own) = &mut self.own {
+            let part = rate.part(proxies);
+            return part.reading(own.level(part, now) + tokens(self.held), n);
+        }
         let store = self.store.level(rate, now);
         let mut reading = rate.reading(store + tokens(self.held) - tokens(self.owed), n);
         if n == 0 || reading.denied || self.held >= n {
@@ -97,9 +109,50 @@ impl Lease {
 
     /// Takes what a check allowed.
     pub fn take(&mut self, n: u64) {
-        self.held = self.held.saturating_sub(n);
+        let rest = self.take_held(n);
+        if let Some(own) = &mut self.own {
+            own.take(rest);
+            self.store.take(rest);
+            self.apart = self.apart.saturating_add(rest);
+        }
         self.used_at = self.now;
         self.demand.add(n, self.now);
+    }
+
+    /// Books deliveries: from what is held, the rest at the store.
+    pub fn debit(&mut self, rate: Rate, now: Nanos, n: u64, footing: Footing) {
+        let proxies = self.stand(rate, now, footing);
+        let rest = self.take_held(n);
+        if let Some(own) = &mut self.own {
+            own.debit(rate.part(proxies), now, rest);
+            self.store.debit(rate, now, rest);
+            self.apart = self.apart.saturating_add(rest);
+        } else {
+            self.owed = self.owed.saturating_add(rest);
+        }
+    }
+
+    /// Takes from what is held; returns how many that leaves.
+    fn take_held(&mut self, n: u64) -> u64 {
+        let here = n.min(self.held);
+        self.held -= here;
+        n - here
+    }
+
+    /// Brings everything up to now. Away from the store this proxy begins with its part of what was known to be in
+    /// it. Returns how many proxies there are.
+    fn stand(&mut self, rate: Rate, now: Nanos, footing: Footing) -> u64 {
+        (self.rate, self.now, self.proxies) = (rate, now, footing.proxies());
+        if let Footing::Apart(proxies) = footing {
+            let known = self.store.level(rate, now) - tokens(self.owed);
+            let part = rate.part(proxies);
+            // Below 10^17 each, by `LARGEST`.
+            let level = (known * part.capacity()).div_euclid(rate.capacity().max(1));
+            self.own.get_or_insert_with(|| Bucket::known(part, level, now));
+        } else {
+            self.own = None;
+        }
+        self.proxies
     }
 
     /// A request waits whose check was unsettled.
@@ -108,20 +161,9 @@ impl Lease {
         self.needs = self.needs.saturating_add(n);
     }
 
-    /// Books deliveries: from what is held, the rest at the store.
-    pub fn debit(&mut self, rate: Rate, now: Nanos, n: u64) {
-        (self.rate, self.now) = (rate, now);
-        let here = n.min(self.held);
-        self.held -= here;
-        self.owed = self.owed.saturating_add(n - here);
-        if here > 0 {
-            self.used_at = now;
-        }
-    }
-
     /// Whether the store should be asked now.
     pub fn asks(&mut self) -> bool {
-        self.needs > 0 || self.owed > 0 || self.more() > 0
+        self.needs > 0 || self.owed > 0 || self.apart > 0 || self.more() > 0
     }
 
     /// What to ask; all of it counts as told.
@@ -157,7 +199,7 @@ impl Lease {
             rate: self.rate,
             back,
             owed: std::mem::take(&mut self.owed),
-            most: self.most.take(),
+            apart: std::mem::take(&mut self.apart),
             needs: std::mem::take(&mut self.needs),
             smallest: std::mem::take(&mut self.smallest),
             held: self.held,
@@ -187,12 +229,6 @@ impl Lease {
     /// Tokens held.
     pub fn held(&self) -> u64 {
         self.held
-    }
-
-    /// This proxy's part of what there is, in billionths of a token: what it holds, and of the store's its share.
-    pub fn part(&mut self, now: Nanos, proxies: u64) -> i128 {
-        let store = self.store.level(self.rate, now) - tokens(self.owed);
-        tokens(self.held) + store.div_euclid(i128::from(proxies.max(1)))
     }
 
     /// Tokens to ask for although nobody waits for them.
@@ -243,3 +279,7 @@ impl Demand {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "lease_tests.rs"]
+mod tests;

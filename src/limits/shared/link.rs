@@ -202,7 +202,7 @@ impl Work {
                     self.heard_of(count);
                 }
                 for one in asked {
-                    self.answer(one, &mut answers, sent, proxies);
+                    self.answer(one, &mut answers, sent);
                 }
                 Ok(())
             }
@@ -258,7 +258,6 @@ impl Work {
         asked: Asked,
         answers: &mut impl Iterator<Item = (i64, i64)>,
         sent: Nanos,
-        proxies: u64,
     ) {
         let Asked { cluster, requests, messages, places } = asked;
         let mut state = cluster.lock();
@@ -267,7 +266,9 @@ impl Work {
             if let Some(ask) = ask
                 && let Some((granted, level)) = answers.next()
             {
-                tokens.answer(&ask, number(granted), level, sent, proxies);
+                if let Some(lease) = tokens.lease() {
+                    lease.answer(&ask, number(granted), level, sent);
+                }
             }
         }
         if let Some(ask) = places
@@ -298,7 +299,9 @@ impl Work {
         let state = &mut *state;
         state.queued = false;
         for tokens in [&mut state.requests, &mut state.messages] {
-            tokens.unanswered();
+            if let Some(lease) = tokens.lease() {
+                lease.unanswered();
+            }
         }
         state.places.unanswered();
         state.tell();

@@ -117,3 +117,77 @@ impl Places {
         (self.held, self.wanted) = (0, 0);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Places;
+    use proptest::prelude::*;
+
+    /// `places.lua` in plain numbers, for proxies that are all there.
+    fn store(held: &mut [u64; 3], proxy: usize, ask: &super::Ask) -> (u64, u64) {
+        let others = held.iter().sum::<u64>() - held[proxy];
+        let room = ask.cap.saturating_sub(others);
+        let spare = room.saturating_sub(ask.needed) / 3;
+        let granted = room.min(ask.needed + ask.liked.saturating_sub(ask.needed).min(spare)).max(ask.waiting);
+        held[proxy] = granted;
+        (granted, others)
+    }
+
+    proptest! {
+        /// Pops come and go at three proxies; some answers come after more pops have come.
+        #[test]
+        fn no_more_wait_than_the_cap_allows(
+            cap in 0_u64..7,
+            steps in prop::collection::vec((0_usize..3, 0_u8..4), 0..200),
+        ) {
+            let mut proxies = <[Places; 3]>::default();
+            let (mut waiting, mut held) = ([0_u64; 3], [0_u64; 3]);
+            let mut now = 0;
+            for (proxy, what) in steps {
+                now += super::FULL;
+                let places = &mut proxies[proxy];
+                match what {
+                    0 | 1 => {
+                        let room = match places.room(cap, waiting[proxy], now) {
+                            Some(room) => room,
+                            None => {
+                                places.wait();
+                                let ask = places.ask(waiting[proxy], false).unwrap();
+                                let (granted, others) = store(&mut held, proxy, &ask);
+                                // Meanwhile one comes for whom a place is held.
+                                waiting[proxy] += u64::from(places.room(cap, waiting[proxy], now) == Some(true));
+                                places.answer(&ask, granted, others, now);
+                                places.room(cap, waiting[proxy], now) == Some(true)
+                            }
+                        };
+                        let all = waiting.iter().sum::<u64>();
+                        prop_assert!(!room || all < cap);
+                        // Places that others hold and do not need are the only reason for less.
+                        let spare: u64 = held.iter().zip(waiting).map(|(held, waiting)| held - waiting).sum();
+                        prop_assert!(room || all + spare >= cap);
+                        waiting[proxy] += u64::from(room);
+                    }
+                    2 => waiting[proxy] = waiting[proxy].saturating_sub(1),
+                    _ => {
+                        if let Some(ask) = places.sweep(waiting[proxy], true) {
+                            let (granted, others) = store(&mut held, proxy, &ask);
+                            places.answer(&ask, granted, others, now);
+                        }
+                    }
+                }
+                for (places, held) in proxies.iter().zip(held) {
+                    prop_assert!(places.held() <= held);
+                }
+            }
+            for (proxy, places) in proxies.iter_mut().enumerate() {
+                for _ in 0..3 {
+                    if let Some(ask) = places.sweep(0, true) {
+                        let (granted, others) = store(&mut held, proxy, &ask);
+                        places.answer(&ask, granted, others, now);
+                    }
+                }
+            }
+            prop_assert_eq!(held, [0; 3], "all of them go back");
+        }
+    }
+}

@@ -145,7 +145,6 @@ impl Store {
         let key = format!("{}:{kind}:{}", self.prefix, cluster.0);
         // Beyond this the script's numbers are not exact; nothing that is leased comes near.
         let number = |n: u64| n.min(10 * lease::LARGEST);
-        let most = ask.most.map_or_else(String::new, |most| most.to_string());
         let deepest = ask.rate.deepest() / i128::from(super::super::clock::SECOND);
         batch
             .call(&self.scripts.tokens, &[key])
@@ -154,7 +153,7 @@ impl Store {
             .arg(number(ask.back))
             .arg(number(ask.owed))
             .arg(i64::try_from(deepest).unwrap_or(i64::MIN))
-            .arg(most)
+            .arg(number(ask.apart))
             .arg(number(ask.needs))
             .arg(number(ask.smallest))
             .arg(number(ask.held))

@@ -3,7 +3,7 @@
 -- 2^53, so nothing is rounded.
 -- KEYS: the bucket.
 -- ARGV: tokens a second, burst; tokens handed back; tokens owed for deliveries, the deepest debt they may make;
---   the most that may be in it ('' is no bound); of the requests that wait: tokens of all, of the smallest;
+--   tokens spent without the store; of the requests that wait: tokens of all, of the smallest;
 --   tokens the proxy holds, tokens it would like beyond; proxies.
 -- Returns the whole tokens granted, and the level afterwards.
 local MILLION = 1000000
@@ -24,8 +24,10 @@ if was[1] then
   level = math.min(refilled, tonumber(was[4]) * MILLION, capacity)
   now = math.max(now, at)
 end
-if ARGV[6] ~= '' then level = math.min(level, number(6) * MILLION) end
 level = math.min(level + number(3) * MILLION, capacity)
+-- What proxies spent while they could not ask is gone, as far as it is there: a store that has lost its memory does not
+-- know what was refilled meanwhile, so no debt comes of it.
+level = math.min(level, math.max(level - number(6) * MILLION, 0))
 local owed, deepest = number(4), number(5) * MILLION
 if owed > 0 and level > deepest then level = math.max(level - owed * MILLION, deepest) end
 

@@ -1,6 +1,6 @@
 //! A private Redis, from Debian's package `redis-server`; not having it fails.
 
-use super::{Process, eventually, free_port};
+use super::{Process, eventually, free_port, secrets};
 use nix::sys::signal::Signal;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -19,6 +19,8 @@ impl Redis {
     pub async fn start() -> Self {
         let (port, folder) = (free_port(), TempDir::new().unwrap());
         let password = format!("redis-password-{}", uuid::Uuid::new_v4().simple());
+        // No program of the suite may log it.
+        secrets::remember(&[("REDIS_PASSWORD".to_owned(), password.clone())]);
         let process = launch(port, &password, &folder);
         let redis = Self { port, password, process, folder };
         redis.answers().await;
@@ -28,11 +30,6 @@ impl Redis {
     /// Where proxies find it, with the password.
     pub fn url(&self) -> String {
         format!("redis://:{}@127.0.0.1:{}/3", self.password, self.port)
-    }
-
-    /// What must not be seen anywhere.
-    pub fn password(&self) -> &str {
-        &self.password
     }
 
     /// A connection of the test's own.
