@@ -488,12 +488,7 @@ impl Gateway {
         })
     }
 
-    async fn judge(
-        &self,
-        ctx: &mut Context,
-        subject: Option<Subject>,
-        body: &[u8],
-    ) -> Result<(), Denied> {
+    async fn judge(&self, ctx: &mut Context, subject: Option<Subject>, body: &[u8]) -> Result<(), Denied> {
         let forward = ctx.forward.as_ref().ok_or(Refusal::Internal)?;
         let passed = self.pipeline.caps.judge(forward, subject, body).await?;
         ctx.slot = passed.slot;

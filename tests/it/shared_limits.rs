@@ -20,8 +20,7 @@ async fn world(redis: &Redis) -> World {
 }
 
 async fn build(builder: WorldBuilder, redis: &Redis) -> World {
-    let world =
-        builder.proxies(PROXIES).recorder().env("QUEEN_PROXY_LIMITS", redis.url()).start().await;
+    let world = builder.proxies(PROXIES).recorder().env("QUEEN_PROXY_LIMITS", redis.url()).start().await;
     know_each_other(&world, 1).await;
     world
 }

@@ -176,11 +176,7 @@ impl Lease {
         self.now = now;
         let unused = now.saturating_sub(self.used_at);
         let is_small = self.rate.burst < self.proxies.saturating_mul(10);
-        let keep = if unused < IDLE {
-            self.held
-        } else {
-            u64::from(unused < LAST_IDLE && !is_small)
-        };
+        let keep = if unused < IDLE { self.held } else { u64::from(unused < LAST_IDLE && !is_small) };
         self.ask_back(self.held.saturating_sub(keep))
     }
 

@@ -253,22 +253,16 @@ impl Work {
         holders.iter().filter_map(|cluster| self.look(cluster, Look::Sweep { renew })).collect()
     }
 
-    fn answer(
-        &mut self,
-        asked: Asked,
-        answers: &mut impl Iterator<Item = (i64, i64)>,
-        sent: Nanos,
-    ) {
+    fn answer(&mut self, asked: Asked, answers: &mut impl Iterator<Item = (i64, i64)>, sent: Nanos) {
         let Asked { cluster, requests, messages, places } = asked;
         let mut state = cluster.lock();
         let state = &mut *state;
         for (ask, tokens) in [(requests, &mut state.requests), (messages, &mut state.messages)] {
             if let Some(ask) = ask
                 && let Some((granted, level)) = answers.next()
+                && let Some(lease) = tokens.lease()
             {
-                if let Some(lease) = tokens.lease() {
-                    lease.answer(&ask, number(granted), level, sent);
-                }
+                lease.answer(&ask, number(granted), level, sent);
             }
         }
         if let Some(ask) = places

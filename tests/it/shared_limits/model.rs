@@ -47,8 +47,8 @@ impl Model {
         if ask.rate > 0 && ask.burst > 0 {
             let whole = u64::try_from(level.div_euclid(MILLION)).unwrap_or(0);
             let share = ask.more.min(whole / ask.proxies);
-            let enough = level + i128::from(ask.held) * MILLION
-                >= i128::from(ask.smallest.min(ask.burst)) * MILLION;
+            let enough =
+                level + i128::from(ask.held) * MILLION >= i128::from(ask.smallest.min(ask.burst)) * MILLION;
             if ask.smallest == 0 {
                 granted = share;
             } else if enough {

@@ -17,11 +17,7 @@ fn caps() -> String {
 async fn three_proxies_admit_what_one_limit_allows() {
     let redis = Redis::start().await;
     let world = world(&redis).await;
-    for (name, clients) in [
-        ("equal", [3, 3, 3]),
-        ("one", [8, 0, 0]),
-        ("skewed", [8, 1, 1]),
-    ] {
+    for (name, clients) in [("equal", [3, 3, 3]), ("one", [8, 0, 0]), ("skewed", [8, 1, 1])] {
         let acme = tenant(&world, name, &caps()).await;
         let told = load::run(&world, &acme, &clients, seconds(6)).await;
         told.assert_within(RATE, BURST, name);
@@ -66,8 +62,7 @@ async fn a_batch_larger_than_the_burst_passes_once_and_leaves_a_debt_to_all() {
     let world = world(&redis).await;
     let acme = tenant(&world, "acme", r#"{"max_msgs_per_sec": 10, "msgs_burst": 20}"#).await;
     let push = async |proxy: usize, items: usize| {
-        let items: Vec<_> =
-            (0..items).map(|_| serde_json::json!({"queue": "q", "payload": 1})).collect();
+        let items: Vec<_> = (0..items).map(|_| serde_json::json!({"queue": "q", "payload": 1})).collect();
         let body = serde_json::json!({ "items": items }).to_string();
         world.ask_proxy(proxy, "POST /api/v1/push", &acme.headers(), &body).await
     };

@@ -9,6 +9,8 @@ use tempfile::TempDir;
 pub struct Redis {
     /// Its port on 127.0.0.1.
     pub port: u16,
+    /// Its port for TLS, under the name localhost.
+    pub tls_port: u16,
     password: String,
     process: Process,
     folder: TempDir,
@@ -17,12 +19,12 @@ pub struct Redis {
 impl Redis {
     /// Starts one that wants a password, and keeps nothing on disk.
     pub async fn start() -> Self {
-        let (port, folder) = (free_port(), TempDir::new().unwrap());
+        let (port, tls_port, folder) = (free_port(), free_port(), TempDir::new().unwrap());
         let password = format!("redis-password-{}", uuid::Uuid::new_v4().simple());
         // No program of the suite may log it.
         secrets::remember(&[("REDIS_PASSWORD".to_owned(), password.clone())]);
-        let process = launch(port, &password, &folder);
-        let redis = Self { port, password, process, folder };
+        let process = launch([port, tls_port], &password, &folder);
+        let redis = Self { port, tls_port, password, process, folder };
         redis.answers().await;
         redis
     }
@@ -30,6 +32,11 @@ impl Redis {
     /// Where proxies find it, with the password.
     pub fn url(&self) -> String {
         format!("redis://:{}@127.0.0.1:{}/3", self.password, self.port)
+    }
+
+    /// The same with TLS; the certificate is one that the tests' authority has signed.
+    pub fn secure_url(&self) -> String {
+        format!("rediss://:{}@localhost:{}/3", self.password, self.tls_port)
     }
 
     /// A connection of the test's own.
@@ -50,7 +57,7 @@ impl Redis {
 
     /// Starts it again after a kill; it remembers nothing.
     pub async fn start_again(&mut self) {
-        self.process = launch(self.port, &self.password, &self.folder);
+        self.process = launch([self.port, self.tls_port], &self.password, &self.folder);
         self.answers().await;
     }
 
@@ -64,12 +71,18 @@ impl Redis {
     }
 }
 
-fn launch(port: u16, password: &str, folder: &TempDir) -> Process {
-    let port = port.to_string();
+fn launch(ports: [u16; 2], password: &str, folder: &TempDir) -> Process {
+    let [port, tls_port] = ports.map(|port| port.to_string());
+    let fixture = |name| format!("{}/tests/it/tls/{name}", env!("CARGO_MANIFEST_DIR"));
+    let (chain, key) = (fixture("pkcs8.pem"), fixture("pkcs8.key"));
     let path = folder.path().to_str().unwrap();
     let arguments = [
         ["--bind", "127.0.0.1"],
         ["--port", &port],
+        ["--tls-port", &tls_port],
+        ["--tls-cert-file", &chain],
+        ["--tls-key-file", &key],
+        ["--tls-auth-clients", "no"],
         ["--requirepass", password],
         ["--save", ""],
         ["--appendonly", "no"],
