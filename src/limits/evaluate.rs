@@ -112,8 +112,11 @@ impl<C: Clock> Limiter<C> {
         } else if request.pairs.is_some_and(Pairs::overflow) {
             overflow(&mut decision, pairs.len(), caps);
         }
-        let room = Room::of(&mut state.places, number(limits.max_parked_pops), cluster, now, footing);
-        let no_place = cell.is_some() && room.unsettled;
+        let park = cell.map(|cell| {
+            let max = number(limits.max_parked_pops);
+            (cell, Room::of(&mut state.places, max, cluster, now, footing))
+        });
+        let no_place = park.as_ref().is_some_and(|(_, room)| room.unsettled);
         if (no_request || no_messages || no_place) && decision.denials().next().is_none() {
             if no_request {
                 state.requests.wait(1);
@@ -131,7 +134,7 @@ impl<C: Clock> Limiter<C> {
             self.ask(cluster, &mut state);
             return Verdict { decision, slot: None, unsettled };
         }
-        let slot = cell.and_then(|cell| {
+        let slot = park.and_then(|(cell, room)| {
             let denied = decision.denials().next().is_some();
             self.park(&mut decision, cluster, &cell, room, denied, mode)
         });

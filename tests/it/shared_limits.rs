@@ -54,3 +54,8 @@ async fn tenant(world: &World, name: &str, caps: &str) -> Tenant {
     world.sql(&format!("SELECT queen_proxy.set_limit_override('{}', '{overrides}')", tenant.cluster)).await;
     tenant
 }
+
+/// How often proxies have lost the store. A machine that is busy elsewhere makes them.
+fn losses(world: &World) -> usize {
+    world.proxies.iter().map(|(_, process)| process.log().matches("limits: the store is away").count()).sum()
+}

@@ -21,6 +21,8 @@ const PACE: Nanos = SECOND / 200;
 const IDLE: Nanos = SECOND;
 /// The last one of a large bucket is kept this long, so that rare requests do not wait for the store.
 const LAST_IDLE: Nanos = 60 * SECOND;
+/// For this long a store that does not answer may still serve others.
+const SHORT: Nanos = SECOND;
 /// Above this, in tokens a second and of a burst, the arithmetic of the store is not exact any more.
 pub const LARGEST: u64 = 100_000_000;
 
@@ -35,6 +37,8 @@ pub struct Ask {
     pub owed: u64,
     /// Tokens spent without the store.
     pub apart: u64,
+    /// The deepest debt that they may make, in tokens.
+    pub apart_debt: u64,
     /// Tokens that all requests need together that wait for this.
     pub needs: u64,
     /// Those of the smallest of them; 0 when none waits.
@@ -55,7 +59,9 @@ pub struct Lease {
     owed: u64,
     /// This proxy's part, while it cannot ask.
     own: Option<Bucket>,
+    own_since: Nanos,
     apart: u64,
+    apart_debt: u64,
     needs: u64,
     smallest: u64,
     /// The last answer was less than was asked for.
@@ -76,7 +82,9 @@ impl Lease {
             held: 0,
             owed: 0,
             own: None,
+            own_since: 0,
             apart: 0,
+            apart_debt: 0,
             needs: 0,
             smallest: 0,
             short: false,
@@ -148,9 +156,13 @@ impl Lease {
             let part = rate.part(proxies);
             // Below 10^17 each, by `LARGEST`.
             let level = (known * part.capacity()).div_euclid(rate.capacity().max(1));
-            self.own.get_or_insert_with(|| Bucket::known(part, level, now));
-        } else {
-            self.own = None;
+            if self.own.is_none() {
+                (self.own, self.own_since) = (Some(Bucket::known(part, level, now)), now);
+            }
+        } else if self.own.take().is_some() {
+            // After longer it is not known what the store would have refilled, so there is no debt to be made.
+            let is_short = now.saturating_sub(self.own_since) <= SHORT;
+            self.apart_debt = if is_short { rate.per_second } else { 0 };
         }
         self.proxies
     }
@@ -196,6 +208,7 @@ impl Lease {
             back,
             owed: std::mem::take(&mut self.owed),
             apart: std::mem::take(&mut self.apart),
+            apart_debt: std::mem::take(&mut self.apart_debt),
             needs: std::mem::take(&mut self.needs),
             smallest: std::mem::take(&mut self.smallest),
             held: self.held,

@@ -39,6 +39,7 @@ impl Stand {
             back: ask.back,
             owed: ask.owed,
             apart: ask.apart,
+            apart_debt: ask.apart_debt,
             needs: ask.needs,
             smallest: ask.smallest,
             held: ask.held,

@@ -13,7 +13,8 @@ use crate::{
     },
 };
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
+    future::ready,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -36,8 +37,9 @@ const SWEEP: Duration = Duration::from_millis(250);
 const RENEW: u32 = 4;
 /// Between attempts to reach a store that is away.
 const RETRY: Duration = Duration::from_millis(200);
-/// Clusters of one round trip.
+/// Clusters of one round trip: those that ask, and of those that are only looked at.
 const MOST: usize = 512;
+const MOST_SWEPT: usize = 128;
 /// A proxy that is not heard of may be cut off and serve its part all the same: so long it still counts.
 const FEWER_AFTER: Duration = Duration::from_secs(5);
 
@@ -143,9 +145,9 @@ impl Work {
         let (mut beat, mut sweep) = (interval(BEAT), interval(SWEEP));
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut sweeps, mut batch) = (0_u32, Vec::new());
+        let (mut sweeps, mut batch, mut to_sweep) = (0_u32, Vec::new(), Vec::new());
         loop {
-            let (mut asked, mut present) = (Vec::new(), false);
+            let mut present = false;
             tokio::select! {
                 biased;
                 _ = &mut *stopped => {
@@ -153,15 +155,22 @@ impl Work {
                     return None;
                 }
                 _ = beat.tick() => present = true,
-                _ = sweep.tick() => {
-                    let renew = sweeps % RENEW == 0;
+                _ = self.asked.recv_many(&mut batch, MOST) => {}
+                _ = sweep.tick(), if to_sweep.is_empty() => {
                     sweeps = sweeps.wrapping_add(1);
-                    asked = self.sweep(renew);
+                    to_sweep = self.holders.values().map(Arc::clone).collect();
                 }
-                _ = self.asked.recv_many(&mut batch, MOST) => {
-                    asked.extend(batch.drain(..).filter_map(|cluster| self.look(&cluster, Look::Asked)));
-                }
+                () = ready(()), if !to_sweep.is_empty() => {}
             }
+            let mut asked: Vec<_> =
+                batch.drain(..).filter_map(|cluster| self.look(&cluster, Look::Asked)).collect();
+            // Whoever waits does not stand behind all the others.
+            let sweep = Look::Sweep { renew: sweeps % RENEW == 1 };
+            let some = to_sweep.split_off(to_sweep.len().saturating_sub(MOST_SWEPT));
+            // Two answers to one cluster would not be about the same.
+            let asking: HashSet<_> = asked.iter().map(|asked| asked.cluster.id()).collect();
+            let idle = some.iter().filter(|cluster| !asking.contains(&cluster.id()));
+            asked.extend(idle.filter_map(|cluster| self.look(cluster, sweep)));
             if (present || !asked.is_empty())
                 && let Err(error) = self.trip(&mut store, asked, present).await
             {
@@ -248,11 +257,6 @@ impl Work {
         Some(Asked { cluster: Arc::clone(cluster), requests, messages, places })
     }
 
-    fn sweep(&mut self, renew: bool) -> Vec<Asked> {
-        let holders: Vec<_> = self.holders.values().map(Arc::clone).collect();
-        holders.iter().filter_map(|cluster| self.look(cluster, Look::Sweep { renew })).collect()
-    }
-
     fn answer(&mut self, asked: Asked, answers: &mut impl Iterator<Item = (i64, i64)>, sent: Nanos) {
         let Asked { cluster, requests, messages, places } = asked;
         let mut state = cluster.lock();
@@ -307,8 +311,12 @@ impl Work {
     async fn leave(&mut self, store: &mut Store) {
         self.shared.present.store(false, Ordering::Release);
         let holders: Vec<_> = self.holders.values().map(Arc::clone).collect();
-        let asked: Vec<_> = holders.iter().filter_map(|cluster| self.look(cluster, Look::Leave)).collect();
-        let _ = self.trip(store, asked, false).await;
+        for some in holders.chunks(MOST) {
+            let asked: Vec<_> = some.iter().filter_map(|cluster| self.look(cluster, Look::Leave)).collect();
+            if !asked.is_empty() && self.trip(store, asked, false).await.is_err() {
+                return;
+            }
+        }
         let mut batch = Batch::default();
         store.presence(&mut batch, false);
         let _ = store.send(&batch).await;

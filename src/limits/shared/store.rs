@@ -154,6 +154,7 @@ impl Store {
             .arg(number(ask.owed))
             .arg(i64::try_from(deepest).unwrap_or(i64::MIN))
             .arg(number(ask.apart))
+            .arg(-number(ask.apart_debt).cast_signed())
             .arg(number(ask.needs))
             .arg(number(ask.smallest))
             .arg(number(ask.held))

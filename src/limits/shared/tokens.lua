@@ -3,7 +3,7 @@
 -- 2^53, so nothing is rounded.
 -- KEYS: the bucket.
 -- ARGV: tokens a second, burst; tokens handed back; tokens owed for deliveries, the deepest debt they may make;
---   tokens spent without the store; of the requests that wait: tokens of all, of the smallest;
+--   tokens spent without the store, the deepest debt they may make; of the requests that wait: tokens of all, of the smallest;
 --   tokens the proxy holds, tokens it would like beyond; proxies.
 -- Returns the whole tokens granted, and the level afterwards.
 local MILLION = 1000000
@@ -25,13 +25,12 @@ if was[1] then
   now = math.max(now, at)
 end
 level = math.min(level + number(3) * MILLION, capacity)
--- What proxies spent while they could not ask is gone, as far as it is there: a store that has lost its memory does not
--- know what was refilled meanwhile, so no debt comes of it.
-level = math.min(level, math.max(level - number(6) * MILLION, 0))
+-- What proxies spent while they could not ask is gone.
+level = math.min(level, math.max(level - number(6) * MILLION, number(7) * MILLION))
 local owed, deepest = number(4), number(5) * MILLION
 if owed > 0 and level > deepest then level = math.max(level - owed * MILLION, deepest) end
 
-local all, smallest, held, more, proxies = number(7), number(8), number(9), number(10), number(11)
+local all, smallest, held, more, proxies = number(8), number(9), number(10), number(11), number(12)
 local granted = 0
 if rate > 0 and burst > 0 then
   local whole = math.max(math.floor(level / MILLION), 0)

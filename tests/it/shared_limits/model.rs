@@ -9,6 +9,7 @@ pub struct Ask {
     pub back: u64,
     pub owed: u64,
     pub apart: u64,
+    pub apart_debt: u64,
     pub needs: u64,
     pub smallest: u64,
     pub held: u64,
@@ -36,8 +37,9 @@ impl Model {
         let full = i128::from(ask.burst) * MILLION;
         let mut level = self.level(now, ask.burst);
         level = (level + i128::from(ask.back) * MILLION).min(full);
-        if level > 0 {
-            level = (level - i128::from(ask.apart) * MILLION).max(0);
+        let floor = -i128::from(ask.apart_debt) * MILLION;
+        if level > floor {
+            level = (level - i128::from(ask.apart) * MILLION).max(floor);
         }
         let deepest = (i128::from(ask.burst.min(1)) - i128::from(ask.rate) * 60).min(0) * MILLION;
         if ask.owed > 0 && level > deepest {

@@ -21,12 +21,18 @@ fn asks() -> impl Strategy<Value = (u64, Ask)> {
         prop_oneof![Just((10, 25)), Just((10, 5)), Just((0, 5)), Just((7, 0)), Just((100_000_000, 3))];
     let passed = prop_oneof![0_u64..50_000, 0_u64..3_000_000, Just(90_000_000)];
     let apart = prop_oneof![9 => Just(0_u64), 1 => 0_u64..30];
+    let apart = (apart, prop_oneof![Just(0_u64), Just(10)]);
     let more = (0_u64..20, 1_u64..5);
     (passed, rates, (0_u64..4, 0_u64..8), apart, prop::collection::vec(1_u64..40, 0..3), 0_u64..6, more)
-        .prop_map(|(passed, (rate, burst), (back, owed), apart, waiting, held, (more, proxies))| {
-            let (needs, smallest) = (waiting.iter().sum(), waiting.iter().copied().min().unwrap_or(0));
-            (passed, Ask { rate, burst, back, owed, apart, needs, smallest, held, more, proxies })
-        })
+        .prop_map(
+            |(passed, (rate, burst), (back, owed), (apart, apart_debt), waiting, held, (more, proxies))| {
+                let (needs, smallest) = (waiting.iter().sum(), waiting.iter().copied().min().unwrap_or(0));
+                (
+                    passed,
+                    Ask { rate, burst, back, owed, apart, apart_debt, needs, smallest, held, more, proxies },
+                )
+            },
+        )
 }
 
 async fn ask(script: &Script, connection: &mut MultiplexedConnection, now: u64, ask: &Ask) -> (u64, i128) {
@@ -35,17 +41,9 @@ async fn ask(script: &Script, connection: &mut MultiplexedConnection, now: u64, 
     for number in [ask.rate, ask.burst, ask.back, ask.owed] {
         call.arg(number);
     }
-    call.arg(deepest.to_string());
-    for number in [
-        ask.apart,
-        ask.needs,
-        ask.smallest,
-        ask.held,
-        ask.more,
-        ask.proxies,
-        now / 1_000_000,
-        now % 1_000_000,
-    ] {
+    call.arg(deepest.to_string()).arg(ask.apart).arg(-ask.apart_debt.cast_signed());
+    for number in [ask.needs, ask.smallest, ask.held, ask.more, ask.proxies, now / 1_000_000, now % 1_000_000]
+    {
         call.arg(number);
     }
     let (granted, level): (u64, i64) = call.invoke_async(connection).await.unwrap();
