@@ -65,6 +65,7 @@ impl Link {
             proxy: Uuid::new_v4(),
             holders: HashMap::new(),
             fewer_since: None,
+            lost: false,
         };
         let task = runtime.spawn(work.run(settings, stopped));
         Self { shared, stop, task }
@@ -85,6 +86,8 @@ struct Work {
     /// Clusters of which something is held, so that it is handed back.
     holders: HashMap<ClusterId, Arc<ClusterLimits>>,
     fewer_since: Option<Instant>,
+    /// The store was there and is not any more.
+    lost: bool,
 }
 
 /// Why a cluster is looked at.
@@ -216,6 +219,8 @@ impl Work {
                 Ok(())
             }
             Err(error) => {
+                // First, or those who are told would ask again.
+                self.lost |= self.shared.present.swap(false, Ordering::AcqRel);
                 for Asked { cluster, .. } in asked {
                     self.unanswered(&cluster);
                 }
@@ -282,7 +287,7 @@ impl Work {
 
     /// The store is away: whoever waits for it goes on without. True when it was there.
     fn lose(&mut self) -> bool {
-        let was = self.shared.present.swap(false, Ordering::AcqRel);
+        let was = std::mem::take(&mut self.lost);
         if was {
             self.shared.losses.fetch_add(1, Ordering::Relaxed);
         }
