@@ -9,6 +9,7 @@ use crate::{
         live::Live,
         traffic::{Clusters, Outcome, View},
     },
+    limits::shared::{Shared, Trip},
     metering::{
         Meter,
         metrics::Snapshot,
@@ -77,6 +78,9 @@ pub fn export(metrics: &Metrics, rooms: Rooms<'_>) -> Result<(), prometheus::Err
     let buffers = Arc::clone(&caps.buffers);
     metrics
         .gauge("queen_proxy_buffered_max_bytes", "Bytes that they may be", move || number(buffers.max()))?;
+    if let Some(shared) = caps.limiter.shared() {
+        sharing(metrics, shared)?;
+    }
     if let Some(reconcile) = reconcile {
         reconciling(metrics, reconcile)?;
     }
@@ -342,6 +346,55 @@ fn metering(metrics: &Metrics, meter: &Meter) -> Result<(), prometheus::Error> {
     let all = meter.clone();
     metrics.counters("queen_proxy_usage_flush_seconds_total", "How long all flushes took", [], move || {
         vec![([], all.metrics().flush_sum.as_secs_f64())]
+    })
+}
+
+/// Exports how it stands with the store that proxies count limits in.
+fn sharing(metrics: &Metrics, shared: &Arc<Shared>) -> Result<(), prometheus::Error> {
+    let of = Arc::clone(shared);
+    metrics.gauges(
+        "queen_proxy_limits_store_mode",
+        "Whether limits are shared through the store, or this proxy goes by its own part of them",
+        "mode",
+        move || {
+            let present = of.figures().present;
+            [("shared", present), ("local", !present)]
+                .map(|(mode, is)| (mode.to_owned(), number(u64::from(is))))
+                .into()
+        },
+    )?;
+    let of = Arc::clone(shared);
+    metrics.gauge(
+        "queen_proxy_limits_store_replicas",
+        "Proxies that share the limits, this one among them",
+        move || number(of.figures().proxies),
+    )?;
+    let of = Arc::clone(shared);
+    metrics.counters(
+        "queen_proxy_limits_store_round_trips_total",
+        "Questions to the store, many limits in each",
+        ["outcome"],
+        move || {
+            let counts = of.figures().trips.map(number);
+            Trip::ALL.map(|trip| [trip.word().to_owned()]).into_iter().zip(counts).collect()
+        },
+    )?;
+    let of = Arc::clone(shared);
+    metrics.counters(
+        "queen_proxy_limits_store_round_trip_seconds_total",
+        "How long those with an answer took",
+        [],
+        move || vec![([], of.figures().took.as_secs_f64())],
+    )?;
+    let of = Arc::clone(shared);
+    metrics.counter(
+        "queen_proxy_limits_store_waits_total",
+        "Times that a request waited for the store",
+        move || of.figures().waits,
+    )?;
+    let of = Arc::clone(shared);
+    metrics.counter("queen_proxy_limits_store_losses_total", "Times that the store went away", move || {
+        of.figures().losses
     })
 }
 

@@ -27,7 +27,7 @@ use crate::{
         CookieNames, Identity,
         session::{KeyError, SessionKeys},
     },
-    limits::{Limiter, buffer::Budget, clock::Monotonic, decision::Mode},
+    limits::{Limiter, buffer::Budget, clock::Monotonic, decision::Mode, shared::Link},
     metering::{Meter, spool::SpoolError},
     ops::{self, Ops},
     reconcile::Reconcile,
@@ -121,7 +121,10 @@ pub fn serve_metered_by(
     let tls = tls.map(|pair| Arc::new(Tls::new(pair)));
     let live = Arc::new(Live::new(Settings::of(config), tls, reload.is_none()));
     let load = Arc::new(Load::default());
-    let limiter = Arc::new(Limiter::new(config.caps.counters(), Monotonic::default()));
+    let clock = Monotonic::default();
+    let link = config.shared_limits.clone().map(|store| Link::start(runtime.handle(), store, clock));
+    let shared = link.as_ref().map(|link| Arc::clone(&link.shared));
+    let limiter = Arc::new(Limiter::new(config.caps.counters(), clock).sharing(shared));
     let control = match &directory {
         Directory::Control(identity) => Some(identity.control.clone()),
         Directory::Static(_) => None,
@@ -172,6 +175,9 @@ pub fn serve_metered_by(
         caps,
         Watched { load, metrics, meter: meter.clone(), clusters, access_log, live },
     )?;
+    if let Some(link) = link {
+        runtime.block_on(link.shutdown());
+    }
     runtime.block_on(meter.shutdown(config.timeouts.drain));
     if let Some(reconcile) = reconcile {
         runtime.block_on(reconcile.shutdown(config.timeouts.drain));

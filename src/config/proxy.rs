@@ -40,6 +40,8 @@ pub struct ProxyConfig {
     pub pxdb: Option<PxdbConfig>,
     /// Whether plan caps refuse, or only count (D1).
     pub enforce: bool,
+    /// Where rates and places of waiting pops are counted together with other proxies; none: each for itself.
+    pub shared_limits: Option<limits::shared::Settings>,
     /// Treat every request as a key with all scopes. For development.
     pub dev_insecure: bool,
     /// Serve one synthetic cluster from this cell for every host, without a control plane.
@@ -272,6 +274,7 @@ impl ProxyConfig {
             worker_threads: s.number("QUEEN_PROXY_WORKER_THREADS", cores(), 1..=1024),
             pxdb: pxdb(&mut s),
             enforce: s.flag("QUEEN_PROXY_ENFORCE", true),
+            shared_limits: shared_limits(&mut s),
             dev_insecure: s.flag("QUEEN_PROXY_DEV_INSECURE", false),
             dev_cell: dev_cell(&mut s),
             default_cluster: s.parsed("QUEEN_PROXY_DEFAULT_CLUSTER", "a cluster slug", Slug::parse),
@@ -518,6 +521,26 @@ fn caps(s: &mut Source) -> CapsConfig {
         max_names: s.number("QUEEN_PROXY_CAPS_MAX_NAMES", 100_000, 1..=10_000_000),
         max_pending_rows: s.number("QUEEN_PROXY_CAPS_MAX_PENDING_ROWS", 100_000, 1..=10_000_000),
     }
+}
+
+/// The URL may hold a password: what is shown of it is only where it leads to.
+fn shared_limits(s: &mut Source) -> Option<limits::shared::Settings> {
+    const LOCAL: &str = "local";
+    let prefix = s.text("QUEEN_PROXY_LIMITS_PREFIX", "queen-proxy", false);
+    s.masked(
+        "QUEEN_PROXY_LIMITS",
+        LOCAL,
+        "local, or a redis:// or rediss:// URL: redis://[user:password@]host[:port][/database]",
+        |text| {
+            if text == LOCAL {
+                return Some((None, LOCAL.to_owned()));
+            }
+            let settings = limits::shared::Settings::parse(text, prefix)?;
+            let place = settings.place().to_owned();
+            Some((Some(settings), place))
+        },
+    )
+    .flatten()
 }
 
 fn shared_hosts(list: &str) -> Option<HashSet<String>> {

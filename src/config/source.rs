@@ -231,6 +231,25 @@ impl Source {
         value.map(Secret::new)
     }
 
+    /// A text of which only a part may be shown: `parse` returns the value and that part. Empty is the default;
+    /// `what` completes "must be …", and must not quote the text.
+    pub fn masked<T>(
+        &mut self,
+        name: &'static str,
+        default: &str,
+        what: &str,
+        parse: impl FnOnce(&str) -> Option<(T, String)>,
+    ) -> Option<T> {
+        let (raw, origin) = self.raw(name);
+        let text = raw.filter(|text| !text.is_empty()).unwrap_or_else(|| default.to_owned());
+        if let Some((value, shown)) = parse(&text) {
+            self.show(name, shown, origin);
+            return Some(value);
+        }
+        self.errors.push(format!("{name}: must be {what}"));
+        None
+    }
+
     /// Reports a mistake that concerns several settings.
     pub fn refuse(&mut self, message: impl Into<String>) {
         self.errors.push(message.into());

@@ -105,6 +105,7 @@ impl<'b> Facts<'b> {
             pairs: self.pairs.as_ref(),
             retention: &self.retention,
             parks_at,
+            impatient: false,
         }
     }
 

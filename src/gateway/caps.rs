@@ -13,12 +13,14 @@ use crate::{
         clock::Monotonic,
         decision::{Decision, Limit, Mode, Outcome},
         parked::Slot,
+        shared::PATIENCE,
     },
     metering::{rollup::MonthlyBlocks, sample::RequestFacts},
     telemetry::metrics::Metrics,
 };
 use http::HeaderValue;
 use std::sync::Arc;
+use tokio::time::{Instant, timeout_at};
 
 /// What limits requests, for the whole process.
 pub struct Caps {
@@ -89,8 +91,9 @@ impl Caps {
         self.answer(forward, &decision, "").map(|_| ())
     }
 
-    /// Judges a request with its whole body, and takes what it needs if all limits allow it.
-    pub(super) fn judge(
+    /// Judges a request with its whole body, and takes what it needs if all limits allow it. Waits only where
+    /// limits are shared and the store has to be asked, for [`PATIENCE`] at most.
+    pub(super) async fn judge(
         &self,
         forward: &Forward,
         subject: Option<Subject>,
@@ -101,9 +104,15 @@ impl Caps {
             None => Facts::default(),
         };
         let parks_at = forward.parks.then(|| cell_name(&forward.cluster));
-        let request = facts.request(parks_at);
+        let mut request = facts.request(parks_at);
         let limits = &forward.cluster.limits;
-        let verdict = self.limiter.evaluate(&forward.counters, &request, limits, self.mode);
+        let mut until = None;
+        let verdict = loop {
+            let verdict = self.limiter.evaluate(&forward.counters, &request, limits, self.mode);
+            let Some(mut answered) = verdict.unsettled else { break verdict };
+            let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
+            request.impatient = !matches!(timeout_at(until, answered.changed()).await, Ok(Ok(())));
+        };
         let what = facts.denied_part(&verdict.decision);
         let rate = self.answer(forward, &verdict.decision, what)?;
         Ok(Passed { slot: verdict.slot, rate, metered: facts.metered(body.len()) })

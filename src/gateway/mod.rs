@@ -293,7 +293,7 @@ impl ProxyHttp for Gateway {
             Ok(None) => Ok(()),
             Ok(Some(whole)) => {
                 let subject = collector.subject;
-                match self.judge(ctx, Some(subject), &whole) {
+                match self.judge(ctx, Some(subject), &whole).await {
                     Ok(()) => {
                         *body = Some(whole);
                         no_second_end(body, true);
@@ -467,13 +467,13 @@ impl Gateway {
         let caps = &self.pipeline.caps;
         let forward = ctx.forward.insert(admitted.forward);
         let Some(Inspection { subject, length }) = admitted.inspection else {
-            return self.judge(ctx, None, &[]);
+            return self.judge(ctx, None, &[]).await;
         };
         caps.peek(forward)?;
         let mut memory = caps.reservation(forward);
         // Without a body there is nothing to read.
         if length.is_none() && session.as_downstream_mut().is_body_empty() {
-            return self.judge(ctx, Some(subject), &[]);
+            return self.judge(ctx, Some(subject), &[]).await;
         }
         let (ceiling, limit) = (self.pipeline.max_body_bytes, ctx.settings.timeouts.body);
         if !matches!(session.as_downstream(), HttpSession::H1(_)) {
@@ -481,7 +481,7 @@ impl Gateway {
             return Ok(());
         }
         let whole = body::read(session, length, ceiling, limit, &mut memory).await?;
-        self.judge(ctx, Some(subject), &whole)?;
+        self.judge(ctx, Some(subject), &whole).await?;
         if !whole.is_empty() {
             if session.as_downstream().retry_buffer_truncated() {
                 body::reframe(session).await?;
@@ -505,9 +505,9 @@ impl Gateway {
         })
     }
 
-    fn judge(&self, ctx: &mut Context, subject: Option<Subject>, body: &[u8]) -> Result<(), Denied> {
+    async fn judge(&self, ctx: &mut Context, subject: Option<Subject>, body: &[u8]) -> Result<(), Denied> {
         let forward = ctx.forward.as_ref().ok_or(Refusal::Internal)?;
-        let passed = self.pipeline.caps.judge(forward, subject, body)?;
+        let passed = self.pipeline.caps.judge(forward, subject, body).await?;
         ctx.slot = passed.slot;
         ctx.rate = passed.rate;
         if self.meter.is_on() {

@@ -33,8 +33,40 @@ impl Rate {
         Some(Self { per_second, burst })
     }
 
-    fn capacity(self) -> i128 {
+    pub(super) fn capacity(self) -> i128 {
         tokens(self.burst)
+    }
+
+    /// One part of it when `parts` share it, rounded down, but never nothing where there is something.
+    pub(super) fn part(self, parts: u64) -> Self {
+        let part = |whole: u64| (whole / parts.max(1)).max(whole.min(1));
+        Self { per_second: part(self.per_second), burst: part(self.burst) }
+    }
+
+    /// What a bucket at this level, in billionths of a token, says to a request for `n` tokens.
+    pub(super) fn reading(self, level: i128, n: u64) -> Reading {
+        let needed = self.needed(n);
+        let never = self.per_second == 0 || self.burst == 0;
+        let denied = n > 0 && (never || level < needed);
+        let wait = if never { None } else { self.seconds_for(needed - level) };
+        Reading {
+            rate: self,
+            left: clamp(level.div_euclid(i128::from(SECOND))),
+            denied,
+            unsettled: false,
+            retry_after: wait.unwrap_or(u64::MAX).clamp(1, MAX_RETRY_AFTER),
+            full_in: self.seconds_for(self.capacity() - level).unwrap_or(MAX_RETRY_AFTER),
+        }
+    }
+
+    /// The level at which `n` tokens may be taken: a batch larger than the burst passes when the bucket is full.
+    pub(super) fn needed(self, n: u64) -> i128 {
+        tokens(n).min(self.capacity())
+    }
+
+    /// The deepest debt that deliveries make: a minute's refill.
+    pub(super) fn deepest(self) -> i128 {
+        (tokens(self.burst.min(1)) - tokens(self.per_second.saturating_mul(MAX_RETRY_AFTER))).min(0)
     }
 
     /// Whole seconds, rounded up, until `deficit` has been refilled; `None` when it never is.
@@ -57,6 +89,8 @@ pub struct Reading {
     pub left: i64,
     /// The request does not pass now.
     pub denied: bool,
+    /// It is not known yet whether it passes: the store of [`super::shared`] has to be asked.
+    pub unsettled: bool,
     /// Seconds to wait, 1–60. Whoever waits that long passes if nobody else took anything, unless the
     /// answer is 60: a debt of a batch larger than the burst may take longer, and a rate of 0 never
     /// lets anything pass.
@@ -80,18 +114,17 @@ impl Bucket {
     /// Whether `n` tokens may be taken now; takes none. 0 tokens are always free. More tokens than
     /// the burst pass when the bucket is full.
     pub fn check(&mut self, rate: Rate, now: Nanos, n: u64) -> Reading {
-        let state = self.at(rate, now);
-        let needed = tokens(n).min(rate.capacity());
-        let never = rate.per_second == 0 || rate.burst == 0;
-        let denied = n > 0 && (never || state.level < needed);
-        let wait = if never { None } else { rate.seconds_for(needed - state.level) };
-        Reading {
-            rate,
-            left: clamp(state.level.div_euclid(i128::from(SECOND))),
-            denied,
-            retry_after: wait.unwrap_or(u64::MAX).clamp(1, MAX_RETRY_AFTER),
-            full_in: rate.seconds_for(rate.capacity() - state.level).unwrap_or(MAX_RETRY_AFTER),
-        }
+        rate.reading(self.level(rate, now), n)
+    }
+
+    /// Billionths of a token in it now.
+    pub(super) fn level(&mut self, rate: Rate, now: Nanos) -> i128 {
+        self.at(rate, now).level
+    }
+
+    /// A bucket of which it is known how much was in it at a time, in billionths of a token.
+    pub(super) fn known(rate: Rate, level: i128, at: Nanos) -> Self {
+        Self(Some(State { rate, level: level.min(rate.capacity()), at }))
     }
 
     /// Takes what a check allowed.
@@ -106,8 +139,7 @@ impl Bucket {
     /// `Retry-After` stays true. A deeper debt, left by a large batch, stays as it is.
     pub fn debit(&mut self, rate: Rate, now: Nanos, n: u64) {
         let state = self.at(rate, now);
-        let deepest = -tokens(rate.per_second.saturating_mul(MAX_RETRY_AFTER)) + tokens(1.min(rate.burst));
-        let deepest = deepest.min(0);
+        let deepest = rate.deepest();
         if state.level > deepest {
             state.level = (state.level - tokens(n)).max(deepest);
         }
@@ -126,7 +158,8 @@ impl Bucket {
     }
 }
 
-fn tokens(n: u64) -> i128 {
+/// Billionths of a token.
+pub(super) fn tokens(n: u64) -> i128 {
     i128::from(n) * i128::from(SECOND)
 }
 

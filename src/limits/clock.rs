@@ -14,8 +14,8 @@ pub trait Clock: Send + Sync {
     fn now(&self) -> Nanos;
 }
 
-/// The machine's monotonic clock.
-#[derive(Debug)]
+/// The machine's monotonic clock. Copies tell the same time.
+#[derive(Clone, Copy, Debug)]
 pub struct Monotonic(Instant);
 
 impl Default for Monotonic {

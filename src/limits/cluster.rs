@@ -2,10 +2,12 @@
 
 use super::{
     admission::Admission,
-    bucket::{Bucket, Rate},
+    bucket::Rate,
     clock::Nanos,
     parked::Gauge,
+    shared::places::Places,
     storage::Storage,
+    tokens::{Footing, Tokens},
 };
 use crate::{
     domain::{
@@ -18,6 +20,7 @@ use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
+use tokio::sync::watch;
 
 /// Counters that outlive every snapshot of their cluster. They belong to its id: one that is created
 /// anew under an old name starts fresh.
@@ -39,9 +42,34 @@ pub struct ClusterLimits {
 /// What is evaluated and taken from together.
 #[derive(Default, Debug)]
 pub(super) struct State {
-    pub requests: Bucket,
-    pub messages: Bucket,
+    pub requests: Tokens,
+    pub messages: Tokens,
     pub admission: Admission,
+    /// Of the places of waiting pops, those that this proxy has of all.
+    pub places: Places,
+    /// It is on its way to the store with what it has to ask.
+    pub queued: bool,
+    /// Tells those who wait that the store has answered, or will not.
+    answered: Option<watch::Sender<()>>,
+}
+
+impl State {
+    /// The store has answered, or will not.
+    pub fn tell(&self) {
+        if let Some(answered) = &self.answered {
+            answered.send_replace(());
+        }
+    }
+
+    /// Hears of the next answer.
+    pub fn listen(&mut self) -> watch::Receiver<()> {
+        self.answered.get_or_insert_with(|| watch::Sender::new(())).subscribe()
+    }
+
+    /// Whether the store should be asked.
+    pub fn asks(&mut self) -> bool {
+        self.requests.asks() || self.messages.asks() || self.places.asks()
+    }
 }
 
 /// What stands against a cluster's caps.
@@ -117,11 +145,11 @@ impl ClusterLimits {
         self.parked.waiting() > 0 || self.storage.is_over() || self.near_cap.load(Ordering::Acquire)
     }
 
-    pub(super) fn live(&self, limits: &Limits, now: Nanos) -> LiveView {
+    pub(super) fn live(&self, limits: &Limits, now: Nanos, footing: Footing) -> LiveView {
         let mut state = self.lock();
-        let view = |bucket: &mut Bucket, rate, burst| {
-            let rate = Rate::of(rate, burst)?;
-            Some(RateView { left: bucket.check(rate, now, 0).left, burst: rate.burst })
+        let view = |tokens: &mut Tokens, rate, burst| {
+            let reading = tokens.check(Rate::of(rate, burst)?, now, 0, footing);
+            Some(RateView { left: reading.left, burst: reading.rate.burst })
         };
         LiveView {
             requests: view(&mut state.requests, limits.max_req_per_sec, limits.req_burst),

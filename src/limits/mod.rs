@@ -3,7 +3,8 @@
 //! Each cluster has one [`ClusterLimits`] that outlives every snapshot of it, found once per request
 //! in a sharded map. Its buckets and its registry stand behind one small lock of its own, under which
 //! all limits of a request are evaluated and only then taken from; no lock is shared by clusters. The
-//! caps come with each call, so that a change of plan applies to the next request.
+//! caps come with each call, so that a change of plan applies to the next request. With a store ([`shared`]) rates and
+//! waiting pops are counted over all proxies; nothing else is.
 
 pub mod admission;
 pub mod bucket;
@@ -14,8 +15,11 @@ pub mod decision;
 mod evaluate;
 pub mod parked;
 pub mod pending;
+pub mod shared;
 pub mod storage;
+mod tokens;
 
+use cluster::State;
 pub use cluster::{ClusterLimits, LiveView, RateView};
 pub use evaluate::{Request, Verdict};
 
@@ -29,10 +33,12 @@ use clock::{Clock, Nanos, SECOND};
 use dashmap::DashMap;
 use parked::Gauge;
 use pending::Pending;
+use shared::Shared;
 use std::{
     collections::HashMap,
     sync::{Arc, atomic::Ordering},
 };
+use tokens::Footing;
 
 /// Bounds and defaults; every one comes from the configuration.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +68,7 @@ pub struct Limiter<C> {
     clusters: DashMap<ClusterId, Arc<ClusterLimits>>,
     cells: DashMap<Box<str>, Arc<Gauge>>,
     pending: Pending,
+    shared: Option<Arc<Shared>>,
 }
 
 impl<C: Clock> Limiter<C> {
@@ -74,7 +81,20 @@ impl<C: Clock> Limiter<C> {
             clusters: DashMap::new(),
             cells: DashMap::new(),
             pending: Pending::new(settings.max_pending_rows),
+            shared: None,
         }
+    }
+
+    /// With rates and places of waiting pops that other proxies count too.
+    #[must_use]
+    pub fn sharing(mut self, shared: Option<Arc<Shared>>) -> Self {
+        self.shared = shared;
+        self
+    }
+
+    /// How it stands with the store, if there is one.
+    pub fn shared(&self) -> Option<&Arc<Shared>> {
+        self.shared.as_ref()
     }
 
     /// The counters of a cluster. Hold them while the request lives: what is held is never dropped.
@@ -93,9 +113,11 @@ impl<C: Clock> Limiter<C> {
     }
 
     /// Books messages that a pop delivered.
-    pub fn deliver(&self, cluster: &ClusterLimits, limits: &Limits, messages: u64) {
+    pub fn deliver(&self, cluster: &Arc<ClusterLimits>, limits: &Limits, messages: u64) {
         if let Some(rate) = Rate::of(limits.max_msgs_per_sec, limits.msgs_burst) {
-            cluster.lock().messages.debit(rate, self.clock.now(), messages);
+            let mut state = cluster.lock();
+            state.messages.debit(rate, self.clock.now(), messages, self.footing(false));
+            self.ask(cluster, &mut state);
         }
     }
 
@@ -158,7 +180,7 @@ impl<C: Clock> Limiter<C> {
 
     /// What stands against a cluster's caps now; `None` when nothing is counted.
     pub fn live(&self, id: ClusterId, limits: &Limits) -> Option<LiveView> {
-        Some(self.existing(id)?.live(limits, self.clock.now()))
+        Some(self.existing(id)?.live(limits, self.clock.now(), self.footing(false)))
     }
 
     /// Clusters with counters.
@@ -184,6 +206,27 @@ impl<C: Clock> Limiter<C> {
     /// The rows for the persister.
     pub fn pending(&self) -> &Pending {
         &self.pending
+    }
+
+    /// On what the limits stand, for a request that would wait for the store, or has waited long enough.
+    fn footing(&self, impatient: bool) -> Footing {
+        self.shared.as_ref().map_or(Footing::Alone, |shared| shared.footing(impatient))
+    }
+
+    /// Sends a cluster to the store if it has something to ask.
+    fn ask(&self, cluster: &Arc<ClusterLimits>, state: &mut State) {
+        if self.shared.is_some() && state.asks() {
+            self.tell_store(cluster, state);
+        }
+    }
+
+    /// Sends a cluster to the store, if there is one and it is not on its way there.
+    fn tell_store(&self, cluster: &Arc<ClusterLimits>, state: &mut State) {
+        if let Some(shared) = &self.shared
+            && !std::mem::replace(&mut state.queued, true)
+        {
+            shared.ask(cluster);
+        }
     }
 
     fn existing(&self, id: ClusterId) -> Option<Arc<ClusterLimits>> {

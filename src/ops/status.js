@@ -114,6 +114,7 @@ function state(figures) {
   if (figures.draining) troubles.push("draining");
   if (control?.silent) troubles.push("the control plane's database is silent: serving what was last known");
   if (control && !control.listening) troubles.push("changes are not heard of at once");
+  if (figures.limits_store && !figures.limits_store.present) troubles.push("limits are not shared: their store is away");
   if (figures.usage.spool_files > 1) troubles.push("usage waits on disk");
   if (figures.usage.rows_dropped > 0) troubles.push("usage was lost");
   if (figures.now.failed_per_s > 0) troubles.push("requests fail");

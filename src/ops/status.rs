@@ -106,6 +106,10 @@ async fn figures(State(admin): State<Arc<Admin>>) -> Json<Value> {
             };
             cells.iter().map(cell).collect::<Vec<_>>()
         }),
+        "limits_store": ops.limiter.shared().map(|shared| {
+            let figures = shared.figures();
+            json!({ "present": figures.present, "proxies": figures.proxies, "losses": figures.losses })
+        }),
         "usage": usage(&ops.meter.metrics(), since),
         "history": admin.history.series(),
     }))

@@ -166,6 +166,11 @@ fn other_values_are_checked_too() {
         ("QUEEN_PROXY_DEV_TENANT", "00000000-0000-0000-0000-0000000000ff"),
         ("QUEEN_PROXY_DEV_CELL_URL", "http://cell:6632"),
         ("PXDB_SSL_ROOT_CERT", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"),
+        ("QUEEN_PROXY_LIMITS", "local"),
+        ("QUEEN_PROXY_LIMITS", ""),
+        ("QUEEN_PROXY_LIMITS", "redis://store"),
+        ("QUEEN_PROXY_LIMITS", "redis://user:pa55@[::1]:6380/2"),
+        ("QUEEN_PROXY_LIMITS", "rediss://:pa55@store.example"),
         ("LOG_LEVEL", "Debug"),
         ("LOG_LEVEL", "off"),
     ];
@@ -181,6 +186,14 @@ fn other_values_are_checked_too() {
         ("QUEEN_PROXY_DEV_CELL_URL", "http://"),
         ("QUEEN_PROXY_DEV_CELL_URL", "http://:80"),
         ("QUEEN_PROXY_DEV_CELL_URL", "http://user:pa55@cell"),
+        ("QUEEN_PROXY_LIMITS", "shared"),
+        ("QUEEN_PROXY_LIMITS", "redis"),
+        ("QUEEN_PROXY_LIMITS", "redis://"),
+        ("QUEEN_PROXY_LIMITS", "redis:///var/run/pa55"),
+        ("QUEEN_PROXY_LIMITS", "redis://user:pa55@store/database"),
+        ("QUEEN_PROXY_LIMITS", "redis://user:pa55@store:99999"),
+        ("QUEEN_PROXY_LIMITS", "http://user:pa55@store"),
+        ("QUEEN_PROXY_LIMITS_PREFIX", ""),
         ("PXDB_SSL_ROOT_CERT", "/etc/ssl/root.pem"),
         ("PXDB_SSL_ROOT_CERT", "-----BEGIN CERTIFICATE-----\n!!!\n-----END CERTIFICATE-----\n"),
         ("PXDB_SSL_ROOT_CERT", "-----BEGIN CERTIFICATE-----\nAAAA\n"),
@@ -192,8 +205,11 @@ fn other_values_are_checked_too() {
         ("LOG_LEVEL", "info,sqlx=warn"),
     ];
     for case in good {
-        loads(&PROXY, &[case]);
+        let (config, lines) = PROXY.load(&[case], None).unwrap();
+        assert!(!config.contains("pa55") && !format!("{lines:?}").contains("pa55"), "{config}");
     }
+    let lines = loads(&PROXY, &[("QUEEN_PROXY_LIMITS", "redis://user:pa55@store:6380/2?protocol=resp3")]);
+    assert_eq!(shown(&lines, "QUEEN_PROXY_LIMITS"), ("redis://store:6380/2", Origin::Environment));
     for (name, value) in bad {
         let errors = PROXY.load(&[(name, value)], None).unwrap_err();
         assert!(errors.len() == 1 && errors[0].starts_with(&format!("{name}: must ")), "{value}: {errors:?}");

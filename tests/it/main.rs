@@ -35,6 +35,7 @@ mod published_clients;
 mod real_brokers;
 mod reconciling;
 mod sessions;
+mod shared_limits;
 mod sign_in_attacks;
 mod tls;
 mod watching;

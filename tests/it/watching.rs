@@ -2,7 +2,7 @@
 
 mod browser;
 
-use crate::support::{Socket, Tenant, World, ask_admin, eventually, free_port, promtool, sample};
+use crate::support::{Redis, Socket, Tenant, World, ask_admin, eventually, free_port, promtool, sample};
 use browser::Browser;
 use serde_json::{Value, json};
 use std::{
@@ -132,7 +132,13 @@ fn names(expression: &str) -> impl Iterator<Item = &str> {
 
 #[tokio::test]
 async fn dashboards_and_rules_name_what_there_is() {
-    let environment = [("QUEEN_PROXY_ACCESS_LOG", "stdout"), ("QUEEN_PROXY_RECONCILE_MS", "1000")];
+    let redis = Redis::start().await;
+    let store = redis.url();
+    let environment = [
+        ("QUEEN_PROXY_ACCESS_LOG", "stdout"),
+        ("QUEEN_PROXY_RECONCILE_MS", "1000"),
+        ("QUEEN_PROXY_LIMITS", store.as_str()),
+    ];
     let watched = Watched::new(&environment).await;
     watched.traffic().await;
     // A tenant is measured when it has a quota.

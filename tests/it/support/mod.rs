@@ -4,6 +4,7 @@
 mod process;
 mod raw;
 mod recorder;
+mod redis;
 mod relay;
 mod secrets;
 mod world;
@@ -11,6 +12,7 @@ mod world;
 pub use process::{Process, free_port};
 pub use raw::{Answer, Socket};
 pub use recorder::{Recorded, Recorder, Reply, Seen, read_request};
+pub use redis::Redis;
 pub use relay::{Passage, Relay};
 pub use world::{PROXY, Tenant, World, WorldBuilder};
 
