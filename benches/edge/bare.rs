@@ -1,6 +1,6 @@
 //! What Pingora costs by itself: every request to one address, nothing looked at. Started as our proxy starts it
 //! (`src/gateway/server.rs`): the same number of threads, the same scheduling of them, the same buffers and the
-//! same allocator, which is the system's.
+//! same allocator.
 
 use async_trait::async_trait;
 use pingora::{

@@ -34,6 +34,10 @@ use std::{
 };
 use tokio::{process::Command, runtime::Builder, time::sleep};
 
+/// As our programs do.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// What a gateway says to the cell in place of the client's key.
 const SECRET: &str = "a-secret-of-the-cell";
 

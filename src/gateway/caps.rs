@@ -22,6 +22,9 @@ use http::HeaderValue;
 use std::sync::Arc;
 use tokio::time::{Instant, timeout_at};
 
+/// Bodies of more bytes are read where they hold up nobody else's requests: a megabyte takes half a millisecond.
+const LARGE: usize = 1 << 20;
+
 /// What limits requests, for the whole process.
 pub struct Caps {
     /// The counters.
@@ -100,7 +103,7 @@ impl Caps {
         body: &[u8],
     ) -> Result<Passed, Denied> {
         let facts = match subject {
-            Some(subject) => subject.read(body, self.max_pairs, self.mode)?,
+            Some(subject) => aside(body.len(), || subject.read(body, self.max_pairs, self.mode))?,
             None => Facts::default(),
         };
         let parks_at = forward.parks.then(|| cell_name(&forward.cluster));
@@ -169,6 +172,17 @@ impl Caps {
 /// What tells cells apart: the host of their URL.
 fn cell_name(cluster: &Cluster) -> &str {
     cluster.cell.host.to_str().unwrap_or_default()
+}
+
+/// Does work on a body of that many bytes where it holds up nobody.
+fn aside<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
+    if bytes > LARGE && can_step_aside() { tokio::task::block_in_place(work) } else { work() }
+}
+
+/// Whether this thread may leave its other tasks to another one.
+fn can_step_aside() -> bool {
+    tokio::runtime::Handle::try_current()
+        .is_ok_and(|handle| handle.runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread)
 }
 
 /// The words of a limit's refusal.

@@ -168,18 +168,19 @@ impl ProxyHttp for Gateway {
     }
 
     async fn request_filter(&self, session: &mut Session, ctx: &mut Context) -> Result<bool> {
+        // Pingora moves this future for each request: what seldom happens is boxed, so that it stays small.
         let head = session.req_header();
         if let Err(refusal) = head::check_framing(head, || session.to_h1_raw()) {
-            return turn_down(session, ctx, refusal.into()).await;
+            return Box::pin(turn_down(session, ctx, refusal.into())).await;
         }
         if let Some(name) = client::connection(session).and_then(|connection| connection.name())
             && !self.pipeline.is_meant(name, head::host(head)).await
         {
-            return turn_down(session, ctx, Refusal::UnknownCluster.into()).await;
+            return Box::pin(turn_down(session, ctx, Refusal::UnknownCluster.into())).await;
         }
         if let Some(route) = head::target(head).and_then(|target| Route::of(target.path)) {
             ctx.class = "own";
-            ctx.code = self.serve_own(session, ctx.id, route).await?;
+            ctx.code = Box::pin(self.serve_own(session, ctx.id, route)).await?;
             return Ok(true);
         }
         let judged = match self.pipeline.admit(head, &ctx.settings.timeouts).await {
@@ -198,7 +199,7 @@ impl ProxyHttp for Gateway {
         };
         match judged {
             Ok(()) => Ok(false),
-            Err(denied) => turn_down(session, ctx, denied).await,
+            Err(denied) => Box::pin(turn_down(session, ctx, denied)).await,
         }
     }
 

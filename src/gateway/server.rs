@@ -95,8 +95,6 @@ pub fn run(
 
     let conf = ServerConf {
         threads: config.worker_threads,
-        // A connection stays on its thread: no thread wakes another for it.
-        work_stealing: false,
         // Connect failures only, and the gateway counts those itself.
         max_retries: super::MAX_CONNECTS,
         grace_period_seconds: Some(GRACE_S),
