@@ -2,7 +2,9 @@
 //! answers; and its memory while pops of 64 MiB pass. The proxies, PostgreSQL and every socket are real; the cell
 //! is this program.
 //!
-//! `cargo bench --bench metering`; the figures belong into `benches/RESULTS.md`.
+//! `cargo bench --bench metering`; the figures belong into `benches/RESULTS.md`. Times of two processes differ by some
+//! per cent whatever they do; `cargo bench --bench metering -- instructions` counts the instructions of requests under
+//! valgrind's callgrind instead, which differ by what is done.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_precision_loss)]
 
@@ -25,7 +27,8 @@ use std::{
     collections::HashMap,
     fs,
     hint::black_box,
-    process::Command,
+    path::Path,
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 use tokio::{
@@ -53,12 +56,33 @@ struct Proxy {
 
 impl Proxy {
     fn start(mode: &str, environment: &HashMap<&str, String>) -> Self {
+        Self::run(Command::new(std::env::current_exe().unwrap()).arg(mode), environment)
+    }
+
+    /// Under callgrind, which writes what it has counted into files of this name.
+    fn start_counted(mode: &str, environment: &HashMap<&str, String>, counts: &Path) -> Self {
+        let mut command = Command::new("valgrind");
+        command.arg("--tool=callgrind").arg(format!("--callgrind-out-file={}", counts.display()));
+        let command = command.arg(std::env::current_exe().unwrap()).arg(mode).stderr(Stdio::null());
+        Self::run(command.env("QUEEN_PROXY_WORKER_THREADS", "1"), environment)
+    }
+
+    fn run(command: &mut Command, environment: &HashMap<&str, String>) -> Self {
         let port = free_port();
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.arg(mode).envs(environment).env("QUEEN_PROXY_PORT", port.to_string());
+        command.envs(environment).env("QUEEN_PROXY_PORT", port.to_string());
         let spool = std::env::temp_dir().join(format!("queen-bench-spool-{}", Uuid::new_v4().simple()));
         command.env("QUEEN_PROXY_SPOOL_DIR", spool);
-        Self { program: Program::start(&mut command), port }
+        Self { program: Program::start(command), port }
+    }
+
+    /// Instructions since this was asked the last time; `number` says how often it was.
+    fn instructions(&self, counts: &Path, number: usize) -> u64 {
+        let id = self.program.0.id().to_string();
+        let told = Command::new("callgrind_control").args(["--dump", &id]).output().unwrap();
+        assert!(told.status.success(), "{told:?}");
+        let text = fs::read_to_string(format!("{}.{number}", counts.display())).unwrap();
+        let sums = text.lines().filter_map(|line| line.strip_prefix("totals: "));
+        sums.map(|sum| sum.trim().parse::<u64>().unwrap()).sum()
     }
 
     /// User and system time so far.
@@ -134,13 +158,13 @@ async fn cell(mut stream: TcpStream) {
     }
 }
 
-/// One request after the other until the turn is over; how many.
-async fn client(port: u16, request: Vec<u8>, answer: usize, end: Instant) -> u64 {
+/// One request after the other until the turn is over, or there were so many; how many.
+async fn client(port: u16, request: Vec<u8>, answer: usize, end: Instant, most: u64) -> u64 {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     stream.set_nodelay(true).unwrap();
     let mut piece = [0; 8 * 1024];
     let mut count = 0;
-    while Instant::now() < end {
+    while count < most && Instant::now() < end {
         stream.write_all(&request).await.unwrap();
         let mut read = 0;
         let mut head = None;
@@ -162,7 +186,7 @@ async fn turn(proxy: &Proxy, request: &[u8], answer: usize) -> (Duration, u64) {
     let end = Instant::now() + TURN;
     let mut clients = JoinSet::new();
     for _ in 0..CLIENTS {
-        clients.spawn(client(proxy.port, request.to_vec(), answer, end));
+        clients.spawn(client(proxy.port, request.to_vec(), answer, end, u64::MAX));
     }
     let count = clients.join_all().await.iter().sum();
     (proxy.cpu().saturating_sub(before), count)
@@ -211,7 +235,40 @@ async fn pop_64_mib(port: u16, headers: String) {
     assert!(sum > 63 * MIB, "{sum} bytes");
 }
 
-async fn compare() {
+/// Instructions by request, of metered and unmetered proxies.
+async fn count(environment: &HashMap<&str, String>, loads: &[(&str, String, &str)]) {
+    const REQUESTS: u64 = 2_000;
+    let folder = tempfile::tempdir().unwrap();
+    let mut sums = Vec::new();
+    for mode in ["metered", "unmetered"] {
+        let counts = folder.path().join(mode);
+        let proxy = Proxy::start_counted(mode, environment, &counts);
+        listening(proxy.port).await;
+        let mut number = 0;
+        for (_, request, answer) in loads {
+            let mut sum = 0;
+            // The first ones fill caches.
+            for requests in [200, REQUESTS] {
+                let end = Instant::now() + Duration::from_secs(300);
+                let done =
+                    client(proxy.port, request.clone().into_bytes(), answer.len(), end, requests).await;
+                assert_eq!(done, requests);
+                number += 1;
+                sum = proxy.instructions(&counts, number);
+            }
+            sums.push(sum as f64 / REQUESTS as f64);
+        }
+    }
+    let (on, off) = sums.split_at(loads.len());
+    for (((name, ..), on), off) in loads.iter().zip(on).zip(off) {
+        println!(
+            "{name}: {on:.0} instructions a request with metering, {off:.0} without: {:+.2} %",
+            (on / off - 1.0) * 100.0
+        );
+    }
+}
+
+async fn compare(counts_instructions: bool) {
     let folder = std::env::temp_dir().join(format!("queen-bench-{}", Uuid::new_v4().simple()));
     let mut server = Postgres::start(Settings { folder, port: free_port(), throw_away: true }).unwrap();
     let mut postgres = connect(&server, "postgres").await;
@@ -238,6 +295,7 @@ async fn compare() {
     ]);
     let proxies = ["metered", "unmetered"].map(|mode| Proxy::start(mode, &environment));
     for proxy in &proxies {
+        // The first of them creates the schema.
         listening(proxy.port).await;
     }
     let mut control = connect(&server, "control").await;
@@ -248,6 +306,13 @@ async fn compare() {
     let pop = format!("GET /api/v1/pop/queue/orders?batch=1 HTTP/1.1\r\n{headers}\r\n");
     let get = format!("GET /api/v1/kv/ns/k HTTP/1.1\r\n{headers}\r\n");
 
+    if counts_instructions {
+        drop(proxies);
+        let loads = [("push", push, PUSHED), ("pop", pop, POPPED), ("kv get", get, FOUND)];
+        count(&environment, &loads).await;
+        server.stop();
+        return;
+    }
     println!("{CLIENTS} clients, {TURNS} pairs of turns of {TURN:?}");
     for (name, request, answer, route) in [
         ("push", push, PUSHED, MeteredRoute::Push),
@@ -320,5 +385,10 @@ fn main() {
         served.unwrap();
         return;
     }
-    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(compare());
+    Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(compare(mode == "instructions"));
 }

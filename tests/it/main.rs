@@ -16,6 +16,7 @@ mod configuration;
 mod control_functions;
 mod corpus;
 mod dev_command;
+mod examples;
 mod front_door;
 mod hostile_requests;
 mod isolation;

@@ -20,7 +20,7 @@ const GET: &str = "GET /api/v1/kv/ns/k HTTP/1.1\r\n";
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const PUSHED: &str = r#"queen_proxy_usage_messages_total{op="push"}"#;
 
-fn fixture(name: &str) -> std::path::PathBuf {
+pub(crate) fn fixture(name: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/tls").join(name)
 }
 
@@ -73,7 +73,7 @@ async fn connect(
     connect_over(stream, name, protocol, versions).await
 }
 
-async fn connect_over<S: AsyncRead + AsyncWrite + Unpin>(
+pub(crate) async fn connect_over<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     name: &str,
     protocol: &str,
@@ -100,6 +100,15 @@ async fn http2(world: &World, tenant: &Tenant) -> (SendRequest<Bytes>, tokio::ta
     let stream = connect(world, &tenant.host(), "h2", &[&version::TLS13]).await.unwrap();
     let (sender, connection) = h2::client::handshake(stream).await.unwrap();
     (sender.ready().await.unwrap(), tokio::spawn(async { drop(connection.await) }))
+}
+
+/// The status of an answer over a connection of its own.
+pub(crate) async fn get_over_http2(stream: TlsStream<TcpStream>, tenant: &Tenant, path: &str) -> u16 {
+    let (sender, connection) = h2::client::handshake(stream).await.unwrap();
+    let _task = tokio::spawn(async { drop(connection.await) });
+    let mut sender = sender.ready().await.unwrap();
+    let (answer, _) = sender.send_request(head(tenant, "GET", path), true).unwrap();
+    answer.await.unwrap().status().as_u16()
 }
 
 fn head(tenant: &Tenant, method: &str, path: &str) -> http::Request<()> {

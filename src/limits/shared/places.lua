@@ -1,6 +1,7 @@
 -- Places of the waiting pops of one cluster. A proxy that is not heard of any more holds none.
 -- KEYS: proxy -> places; the proxies by when they were last heard of, in milliseconds.
--- ARGV: the proxy; its pops that wait; those with the requests that would; places it would like; the cap; proxies;
+-- ARGV: the proxy; the places it may take without another word; its pops that wait with the requests that would;
+--   places it would like; the cap; proxies;
 --   milliseconds after which a proxy is gone.
 -- Returns the places this proxy has now, and those of the others.
 local KEEP_MS = 3600000
@@ -21,12 +22,12 @@ for at = 1, #held, 2 do
   end
 end
 
-local waiting, needed, liked, cap, proxies = number(2), number(3), number(4), number(5), number(6)
+local usable, needed, liked, cap, proxies = number(2), number(3), number(4), number(5), number(6)
 local room = math.max(cap - others, 0)
 local spare = math.floor(math.max(room - needed, 0) / proxies)
 local granted = math.min(room, needed + math.min(math.max(liked - needed, 0), spare))
--- Pops that wait are facts, whatever the cap says by now.
-granted = math.max(granted, waiting)
+-- Pops that wait are facts, whatever the cap says by now, and more may wait before this is heard.
+granted = math.max(granted, usable)
 if granted > 0 then
   redis.call('HSET', KEYS[1], ARGV[1], granted)
   redis.call('PEXPIRE', KEYS[1], KEEP_MS)

@@ -8,9 +8,9 @@ const FULL: Nanos = SECOND / 50;
 /// What the store is asked for; the arguments of `places.lua`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ask {
-    /// Pops that wait.
-    pub waiting: u64,
-    /// Those, with the requests that would.
+    /// Places that it may take while the answer is on its way, with those of pops that wait.
+    pub usable: u64,
+    /// Pops that wait, with the requests that would.
     pub needed: u64,
     /// Places that would be good to have.
     pub liked: u64,
@@ -85,9 +85,10 @@ impl Places {
         }
         let needed = waiting.saturating_add(std::mem::take(&mut self.wanted));
         let liked = if self.spare { needed } else { needed.saturating_add(1 + needed / 8).max(self.held) };
-        // What is given up must not be taken while the answer is on its way.
-        self.held = self.held.min(liked).max(waiting);
-        Some(Ask { waiting, needed, liked, cap })
+        // What is given up must not be taken while the answer is on its way, and what may be taken must not be given
+        // away.
+        self.held = self.held.min(liked).min(cap).max(waiting);
+        Some(Ask { usable: self.held, needed, liked, cap })
     }
 
     /// Looks for places that nobody has taken since the last time, which go back.
@@ -128,7 +129,7 @@ mod tests {
         let others = held.iter().sum::<u64>() - held[proxy];
         let room = ask.cap.saturating_sub(others);
         let spare = room.saturating_sub(ask.needed) / 3;
-        let granted = room.min(ask.needed + ask.liked.saturating_sub(ask.needed).min(spare)).max(ask.waiting);
+        let granted = room.min(ask.needed + ask.liked.saturating_sub(ask.needed).min(spare)).max(ask.usable);
         held[proxy] = granted;
         (granted, others)
     }
@@ -154,8 +155,10 @@ mod tests {
                                 places.wait();
                                 let ask = places.ask(waiting[proxy], false).unwrap();
                                 let (granted, others) = store(&mut held, proxy, &ask);
-                                // Meanwhile one comes for whom a place is held.
-                                waiting[proxy] += u64::from(places.room(cap, waiting[proxy], now) == Some(true));
+                                // Meanwhile all come for whom a place is held.
+                                while places.room(cap, waiting[proxy], now) == Some(true) {
+                                    waiting[proxy] += 1;
+                                }
                                 places.answer(&ask, granted, others, now);
                                 places.room(cap, waiting[proxy], now) == Some(true)
                             }
@@ -178,6 +181,8 @@ mod tests {
                 for (places, held) in proxies.iter().zip(held) {
                     prop_assert!(places.held() <= held);
                 }
+                prop_assert!(held.iter().sum::<u64>() <= cap);
+                prop_assert!(held.iter().zip(waiting).all(|(held, waiting)| *held >= waiting));
             }
             for (proxy, places) in proxies.iter_mut().enumerate() {
                 for _ in 0..3 {

@@ -170,7 +170,7 @@ impl Store {
         batch
             .call(&self.scripts.places, &[key, self.proxies()])
             .arg(&self.proxy)
-            .arg(number(ask.waiting))
+            .arg(number(ask.usable))
             .arg(number(ask.needed))
             .arg(number(ask.liked))
             .arg(number(ask.cap))

@@ -75,6 +75,10 @@ impl Visitor {
                         return (passed, answer);
                     }
                     assert!(answer.header("ratelimit").is_some() && answer.header("retry-after").is_none());
+                    // After so many requests the proxy ends a connection, and says so.
+                    if answer.header("connection") == Some("close") {
+                        socket = Socket::open(port).await;
+                    }
                 }
                 unreachable!("there is an end to every bucket")
             });
