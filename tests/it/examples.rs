@@ -40,18 +40,25 @@ async fn serves(world: &World, tenant: &Tenant, port: u16) {
         "GET /api/v1/kv/ns/k HTTP/1.1\r\n{}X-Forwarded-For: 6.6.6.6\r\nX-Forwarded-Proto: gopher\r\n\r\n",
         tenant.headers()
     );
-    eventually("the balancer serves", LIMIT, async || {
+    let ask = async || {
         let mut socket = Socket::over(connect(port, tenant, "http/1.1").await.ok()?);
-        (socket.ask(&request).await.status == 200).then_some(())
+        Some(socket.ask(&request).await.status)
+    };
+    // A proxy that is not there is known as such only after some questions.
+    let mut in_a_row = 0;
+    eventually("the balancer serves", LIMIT, async || {
+        in_a_row = if ask().await == Some(200) { in_a_row + 1 } else { 0 };
+        (in_a_row == 6).then_some(())
     })
     .await;
+    world.recorder().take();
+    assert_eq!(ask().await, Some(200));
     let stream = connect(port, tenant, "h2").await.unwrap();
     assert_eq!(get_over_http2(stream, tenant, "/api/v1/kv/ns/k").await, 200);
     let seen = world.recorder().take();
     assert_eq!(seen.len(), 2, "each was sent once");
     for request in seen {
-        let chain = request.all("x-forwarded-for").join(", ");
-        assert!(chain == CLIENT || chain == format!("{CLIENT}, {BALANCER}"), "{chain}");
+        assert_eq!(request.all("x-forwarded-for"), [format!("{CLIENT}, {BALANCER}")]);
         assert_eq!(request.all("x-forwarded-proto"), ["https"]);
         assert_eq!(request.all("x-forwarded-host"), [tenant.host()]);
     }
@@ -68,7 +75,6 @@ async fn the_haproxy_of_the_example_serves_and_asks_who_is_ready() {
     let world = World::builder()
         .recorder()
         .admin()
-        .env("QUEEN_PROXY_PROXY_PROTOCOL", "true")
         .env("QUEEN_PROXY_TRUSTED_PROXIES", BALANCER)
         .env("QUEEN_PROXY_SHUTDOWN_DELAY_MS", 30_000)
         .start()
@@ -122,6 +128,8 @@ async fn the_nginx_of_the_example_serves() {
     let text = example(
         "nginx.conf",
         &[
+            ("65536", "1024".to_owned()),
+            ("16384", "512".to_owned()),
             ("http {\n", format!("http {{\n    access_log off;\n{scratch}")),
             ("listen 443", format!("listen 127.0.0.1:{port}")),
             ("/etc/nginx/queen.pem", format!("{path}/queen.pem")),
