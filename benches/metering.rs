@@ -39,6 +39,10 @@ use tokio::{
 };
 use uuid::Uuid;
 
+/// As our programs do.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const TURNS: usize = 16;
 const TURN: Duration = Duration::from_millis(2_500);
 const CLIENTS: usize = 8;

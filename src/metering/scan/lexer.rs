@@ -4,6 +4,7 @@
 //! clear (it does not judge number forms or UTF-8): what a lenient client reads must not go unbilled.
 
 use super::Unreadable;
+use crate::policy::inspect::blocks;
 use memchr::memchr2;
 
 /// The longest literal that is kept: a number of 64 bits has 20 digits.
@@ -58,8 +59,8 @@ enum State {
 #[derive(Debug)]
 pub(super) struct Lexer {
     state: State,
-    /// Containers that are open and of no interest. A payload may nest as deep as it likes.
-    skipped: u64,
+    /// Within a container of no interest. A payload may nest as deep as it likes.
+    skipped: Option<blocks::State>,
     text: Vec<u8>,
     cut: bool,
     /// The first half of a character that JSON writes as two escapes.
@@ -70,19 +71,31 @@ pub(super) struct Lexer {
 impl Lexer {
     /// Texts are kept up to `limit` bytes.
     pub(super) fn new(limit: usize) -> Self {
-        Self { state: State::Between, skipped: 0, text: Vec::new(), cut: false, half: None, limit }
+        Self {
+            state: State::Between,
+            skipped: None,
+            text: Vec::with_capacity(LITERAL),
+            cut: false,
+            half: None,
+            limit,
+        }
     }
 
     /// Whether no token is unfinished.
     pub(super) fn is_idle(&self) -> bool {
-        matches!(self.state, State::Between)
+        matches!(self.state, State::Between) && self.skipped.is_none()
     }
 
     /// Reads on.
     pub(super) fn feed(&mut self, mut piece: &[u8], listener: &mut impl Listener) -> Result<(), Unreadable> {
         while let Some(&byte) = piece.first() {
+            if let Some(skipped) = &mut self.skipped {
+                let Some(end) = skipped.walk(piece) else { break };
+                self.skipped = None;
+                piece = &piece[end..];
+                continue;
+            }
             let read = match self.state {
-                State::Between if self.skipped > 0 => self.skip(piece),
                 State::Between => self.between(byte, listener)?,
                 State::Text => self.in_text(piece, listener)?,
                 State::Escape => self.escape(byte)?,
@@ -92,27 +105,6 @@ impl Lexer {
             piece = &piece[read..];
         }
         Ok(())
-    }
-
-    /// Everything up to the next text, or to the end of what is skipped.
-    fn skip(&mut self, piece: &[u8]) -> usize {
-        for (at, byte) in piece.iter().enumerate() {
-            match byte {
-                b'"' => {
-                    self.state = State::Text;
-                    return at + 1;
-                }
-                b'{' | b'[' => self.skipped += 1,
-                b'}' | b']' => {
-                    self.skipped -= 1;
-                    if self.skipped == 0 {
-                        return at + 1;
-                    }
-                }
-                _ => {}
-            }
-        }
-        piece.len()
     }
 
     fn between(&mut self, byte: u8, listener: &mut impl Listener) -> Result<usize, Unreadable> {
@@ -135,7 +127,7 @@ impl Lexer {
             _ => return Err(Unreadable::NotJson),
         };
         if let Step::Skip = listener.token(token)? {
-            self.skipped = 1;
+            self.skipped = Some(blocks::State::within(1));
         }
         Ok(1)
     }
@@ -158,10 +150,8 @@ impl Lexer {
             return Ok(at + 1);
         }
         self.state = State::Between;
-        if self.skipped == 0 {
-            self.keep_half();
-            listener.token(Token::Text { text: &self.text, cut: self.cut })?;
-        }
+        self.keep_half();
+        listener.token(Token::Text { text: &self.text, cut: self.cut })?;
         Ok(at + 1)
     }
 
@@ -227,7 +217,7 @@ impl Lexer {
     }
 
     fn keep(&mut self, bytes: &[u8]) {
-        if self.skipped > 0 || bytes.is_empty() {
+        if bytes.is_empty() {
             return;
         }
         self.keep_half();
@@ -249,8 +239,6 @@ impl Lexer {
 
     fn keep_character(&mut self, code: u32) {
         let character = char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER);
-        if self.skipped == 0 {
-            self.append(character.encode_utf8(&mut [0; 4]).as_bytes());
-        }
+        self.append(character.encode_utf8(&mut [0; 4]).as_bytes());
     }
 }

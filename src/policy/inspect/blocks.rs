@@ -1,4 +1,4 @@
-//! Finding the end of an object or array 64 bytes at a time: what decides (quotes, escapes, brackets) becomes one bit
+//! Finding the end of an object or array, in one piece or in several, 64 bytes at a time: what decides (quotes, escapes, brackets) becomes one bit
 //! a byte, so that short strings cost no branch each.
 
 use wide::u8x16;
@@ -34,10 +34,10 @@ impl Marks {
     }
 }
 
-/// How far the walk is between two blocks.
-#[derive(Clone, Copy, Default)]
-struct State {
-    depth: u32,
+/// How far a walk is, between two blocks or two pieces of a text.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct State {
+    depth: u64,
     /// All bits when the next byte is within a string.
     within: u64,
     /// 1 when the next byte is escaped.
@@ -49,10 +49,8 @@ struct State {
 pub(super) fn end_of_nested(text: &[u8]) -> Option<usize> {
     let mut state = State::default();
     let (blocks, rest) = text.as_chunks::<BLOCK>();
-    for (number, block) in blocks.iter().enumerate() {
-        if let Some(end) = state.block(block) {
-            return Some(number * BLOCK + end);
-        }
+    if let Some(end) = state.blocks(blocks) {
+        return Some(end);
     }
     let mut last = [b' '; BLOCK];
     last.get_mut(..rest.len())?.copy_from_slice(rest);
@@ -60,6 +58,30 @@ pub(super) fn end_of_nested(text: &[u8]) -> Option<usize> {
 }
 
 impl State {
+    /// Within so many objects or arrays.
+    pub(crate) fn within(depth: u64) -> Self {
+        Self { depth, ..Self::default() }
+    }
+
+    /// Walks over the next piece; where in it the outermost object or array ends, if it does.
+    pub(crate) fn walk(&mut self, piece: &[u8]) -> Option<usize> {
+        let (blocks, rest) = piece.as_chunks::<BLOCK>();
+        if let Some(end) = self.blocks(blocks) {
+            return Some(end);
+        }
+        // Its last byte may escape the first of the next piece, so that the rest cannot be filled up to a block.
+        Some(blocks.len() * BLOCK + self.bytes(rest)?)
+    }
+
+    fn blocks(&mut self, blocks: &[[u8; BLOCK]]) -> Option<usize> {
+        for (number, block) in blocks.iter().enumerate() {
+            if let Some(end) = self.block(block) {
+                return Some(number * BLOCK + end);
+            }
+        }
+        None
+    }
+
     /// Walks over a block; where in it the end is, if it is there.
     fn block(&mut self, block: &[u8; BLOCK]) -> Option<usize> {
         let Marks { quote, backslash, open, close } = Marks::of(block);
@@ -72,8 +94,9 @@ impl State {
         self.escaped = carried;
         self.within = if within >> (BLOCK - 1) == 1 { u64::MAX } else { 0 };
         let (open, close) = (open & !within, close & !within);
-        if close.count_ones() < self.depth {
-            self.depth = self.depth + open.count_ones() - close.count_ones();
+        let closed = u64::from(close.count_ones());
+        if closed < self.depth {
+            self.depth = self.depth + u64::from(open.count_ones()) - closed;
             return None;
         }
         let mut brackets = open | close;
@@ -93,8 +116,8 @@ impl State {
     }
 
     /// The same, byte by byte.
-    fn bytes(&mut self, block: &[u8; BLOCK]) -> Option<usize> {
-        for (at, byte) in block.iter().enumerate() {
+    fn bytes(&mut self, text: &[u8]) -> Option<usize> {
+        for (at, byte) in text.iter().enumerate() {
             let escaped = std::mem::take(&mut self.escaped) == 1;
             match byte {
                 b'"' if !escaped => self.within = !self.within,
@@ -132,7 +155,7 @@ fn parity(mut bits: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{BLOCK, end_of_nested};
+    use super::{BLOCK, State, end_of_nested};
     use proptest::prelude::*;
 
     /// A byte at a time, as it was before.
@@ -162,6 +185,27 @@ mod tests {
         #[test]
         fn it_ends_where_a_plain_walk_ends(text in r#"[\[{][\[{\]}"\\ax]{0,40}[a"\\]{0,90}[\[{\]}"\\ ax]{0,150}"#) {
             prop_assert_eq!(end_of_nested(text.as_bytes()), plain(text.as_bytes()));
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+        /// Wherever it is cut.
+        #[test]
+        fn in_pieces_it_ends_at_the_same_place(
+            text in r#"[\[{][\[{\]}"\\ax]{0,40}[a"\\]{0,90}[\[{\]}"\\ ax]{0,150}"#,
+            first in 0_usize..200,
+            second in 0_usize..200,
+        ) {
+            let text = text.as_bytes();
+            let (first, second) = (first.min(text.len()), second.min(text.len()));
+            let (first, second) = (first.min(second), first.max(second));
+            let mut state = State::default();
+            let mut end = None;
+            for (from, to) in [(0, first), (first, second), (second, text.len())] {
+                end = end.or_else(|| state.walk(&text[from..to]).map(|at| from + at));
+            }
+            prop_assert_eq!(end, plain(text));
         }
     }
 

@@ -5,7 +5,7 @@
 //! number may name a partition. Where they may differ the greater count is told, so that no reading
 //! of a cell stores more than was counted.
 
-mod blocks;
+pub(crate) mod blocks;
 mod messages;
 mod scan;
 mod settings;
