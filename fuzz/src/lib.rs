@@ -1,6 +1,9 @@
 //! The pure rooms alone, compiled from the sources of the project: a target builds in seconds, without
 //! Pingora and the database.
 
+// Of these rooms some parts are for others only.
+#![allow(dead_code)]
+
 #[path = "../../src/domain/mod.rs"]
 pub mod domain;
 #[path = "../../src/policy/inspect/naive.rs"]
