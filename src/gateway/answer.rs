@@ -58,10 +58,7 @@ pub(super) fn rewrite(head: &mut ResponseHeader, id: RequestId, rate: Option<&Ra
     let nothing = ResponseHeader::from(http::Response::new(()).into_parts().0);
     let mut parts = Parts::from(std::mem::replace(head, nothing));
     let headers = &mut parts.headers;
-    let banned: Vec<HeaderName> = headers.keys().filter(|name| is_not_for_clients(name)).cloned().collect();
-    for name in &banned {
-        headers.remove(name);
-    }
+    forward::strip(headers, is_not_for_clients);
     if parts.status == StatusCode::NO_CONTENT {
         // Some cells announce a body, and send one: it is not for the client, nor is its length.
         headers.remove(CONTENT_LENGTH);
@@ -76,9 +73,9 @@ pub(super) fn rewrite(head: &mut ResponseHeader, id: RequestId, rate: Option<&Ra
 }
 
 /// What a cell may not say to a client: hop-by-hop headers, and those of our talk with it.
-fn is_not_for_clients(name: &HeaderName) -> bool {
+fn is_not_for_clients(name: &str) -> bool {
     matches!(
-        name.as_str(),
+        name,
         "keep-alive" | "proxy-connection" | "te" | "trailer" | "upgrade" | "authorization" | "x-queen-tenant"
     )
 }

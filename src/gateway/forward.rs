@@ -160,10 +160,7 @@ fn rewrite_headers(headers: &mut HeaderMap, to: &ToCell<'_>) -> Option<()> {
 
     // The credential is nearly always there, and the rest nearly never.
     headers.remove(AUTHORIZATION);
-    let banned: Vec<HeaderName> = headers.keys().filter(|name| is_ours(name.as_str())).cloned().collect();
-    for name in &banned {
-        headers.remove(name);
-    }
+    strip(headers, is_ours);
 
     let cell = &to.cluster.cell;
     headers.insert(HOST, cell.host.clone());
@@ -190,6 +187,14 @@ fn rewrite_headers(headers: &mut HeaderMap, to: &ToCell<'_>) -> Option<()> {
         headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
     }
     Some(())
+}
+
+/// Takes away the headers of these names.
+pub(super) fn strip(headers: &mut HeaderMap, is_banned: impl Fn(&str) -> bool) {
+    let banned: Vec<HeaderName> = headers.keys().filter(|name| is_banned(name.as_str())).cloned().collect();
+    for name in &banned {
+        headers.remove(name);
+    }
 }
 
 /// The id of a request as a header's value.

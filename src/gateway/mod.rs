@@ -210,7 +210,7 @@ impl ProxyHttp for Gateway {
         ctx.cell.0.get_or_insert_with(Instant::now);
         match forward.peer(ctx.connects, &ctx.settings.timeouts) {
             Some(mut peer) => {
-                if forward.parks && session.as_downstream().is_http2() {
+                if parks_over_http2(forward, session) {
                     self.load.severing.prepare(&mut peer);
                 }
                 Ok(Box::new(peer))
@@ -228,7 +228,7 @@ impl ProxyHttp for Gateway {
         _: Option<&Digest>,
         ctx: &mut Context,
     ) -> Result<()> {
-        if ctx.forward.as_ref().is_some_and(|forward| forward.parks) && session.as_downstream().is_http2() {
+        if ctx.forward.as_ref().is_some_and(|forward| parks_over_http2(forward, session)) {
             ctx.waiting = Some(self.load.severing.wait(socket));
             // After it can be ended, so that none is missed.
             if self.load.is_closing() {
@@ -516,6 +516,11 @@ impl Gateway {
         }
         Ok(())
     }
+}
+
+/// Whether it waits at a cell, and [`severing`] has to end it at a stop.
+fn parks_over_http2(forward: &Forward, session: &Session) -> bool {
+    forward.parks && session.as_downstream().is_http2()
 }
 
 /// Takes an empty last part away: Pingora would write it as the chunk that ends a body, and then that chunk again, which

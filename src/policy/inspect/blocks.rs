@@ -34,7 +34,8 @@ impl Marks {
     }
 }
 
-/// How far a walk is, between two blocks or two pieces of a text.
+/// How far a walk is, between two blocks or two pieces of a text. By default it begins before an object or array. A
+/// backslash counts within strings only.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct State {
     depth: u64,
@@ -42,19 +43,6 @@ pub(crate) struct State {
     within: u64,
     /// 1 when the next byte is escaped.
     escaped: u64,
-}
-
-/// Where the object or array that `text` begins with ends; `None` when it does not. A backslash counts within strings
-/// only.
-pub(super) fn end_of_nested(text: &[u8]) -> Option<usize> {
-    let mut state = State::default();
-    let (blocks, rest) = text.as_chunks::<BLOCK>();
-    if let Some(end) = state.blocks(blocks) {
-        return Some(end);
-    }
-    let mut last = [b' '; BLOCK];
-    last.get_mut(..rest.len())?.copy_from_slice(rest);
-    Some(blocks.len() * BLOCK + state.block(&last)?)
 }
 
 impl State {
@@ -66,20 +54,13 @@ impl State {
     /// Walks over the next piece; where in it the outermost object or array ends, if it does.
     pub(crate) fn walk(&mut self, piece: &[u8]) -> Option<usize> {
         let (blocks, rest) = piece.as_chunks::<BLOCK>();
-        if let Some(end) = self.blocks(blocks) {
-            return Some(end);
-        }
-        // Its last byte may escape the first of the next piece, so that the rest cannot be filled up to a block.
-        Some(blocks.len() * BLOCK + self.bytes(rest)?)
-    }
-
-    fn blocks(&mut self, blocks: &[[u8; BLOCK]]) -> Option<usize> {
         for (number, block) in blocks.iter().enumerate() {
             if let Some(end) = self.block(block) {
                 return Some(number * BLOCK + end);
             }
         }
-        None
+        // Its last byte may escape the first of the next piece, so that the rest cannot be filled up to a block.
+        Some(blocks.len() * BLOCK + self.bytes(rest)?)
     }
 
     /// Walks over a block; where in it the end is, if it is there.
@@ -155,8 +136,12 @@ fn parity(mut bits: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{BLOCK, State, end_of_nested};
+    use super::{BLOCK, State};
     use proptest::prelude::*;
+
+    fn end_of_nested(text: &[u8]) -> Option<usize> {
+        State::default().walk(text)
+    }
 
     /// A byte at a time, as it was before.
     fn plain(text: &[u8]) -> Option<usize> {

@@ -4,7 +4,7 @@
 //! what a cell's parser can read must never be unreadable here, or it would be a way round the caps.
 //! What only this walk can read is counted and then refused by the cell.
 
-use super::blocks::end_of_nested;
+use super::blocks;
 use memchr::memchr2;
 use std::borrow::Cow;
 
@@ -101,7 +101,7 @@ impl<'b> Scanner<'b> {
     }
 
     fn nested(&mut self) -> Option<()> {
-        self.at += end_of_nested(self.text.get(self.at..)?)?;
+        self.at += blocks::State::default().walk(self.text.get(self.at..)?)?;
         Some(())
     }
 
