@@ -7,8 +7,8 @@
 
 mod common;
 
-use common::{Program, connect, listening, tenant};
-use queen_proxy::dev::postgres::{Postgres, Settings, USER, free_port};
+use common::{Program, connect, listening, postgres, pxdb, tenant};
+use queen_proxy::dev::postgres::{USER, free_port};
 use std::{
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -141,12 +141,7 @@ async fn main() {
         print!("{worked_on} / {refused}");
         return;
     }
-    let folder = std::env::temp_dir().join(format!("queen-bench-{}", uuid::Uuid::new_v4().simple()));
-    let mut server = Postgres::start(Settings { folder, port: free_port(), throw_away: true }).unwrap();
-    let mut postgres = connect(&server, "postgres").await;
-    for statement in ["CREATE DATABASE control", "CREATE DATABASE cell"] {
-        sqlx::query(statement).execute(&mut postgres).await.unwrap();
-    }
+    let mut server = postgres(&["control", "cell"]).await;
     let (cell_port, port) = (free_port(), free_port());
     let _cell = start(
         env!("CARGO_BIN_EXE_queen-cell"),
@@ -166,24 +161,18 @@ async fn main() {
         ],
     );
     let queue = std::env::var("SIGN_IN_QUEUE").unwrap_or_else(|_| "256".to_owned());
-    let _proxy = start(
-        env!("CARGO_BIN_EXE_queen-proxy"),
-        &[
-            ("QUEEN_PROXY_BIND_ADDR", "127.0.0.1".to_owned()),
-            ("QUEEN_PROXY_PORT", port.to_string()),
-            ("PXDB_HOST", "127.0.0.1".to_owned()),
-            ("PXDB_PORT", server.port().to_string()),
-            ("PXDB_USER", USER.to_owned()),
-            ("PXDB_PASSWORD", server.password().expose().to_owned()),
-            ("PXDB_DB", "control".to_owned()),
-            ("QUEEN_PROXY_JWT_SECRET", "the signing secret of this bench".to_owned()),
-            ("QUEEN_PROXY_LOGIN_QUEUE", queue.clone()),
-            ("QUEEN_PROXY_TRUSTED_PROXIES", "127.0.0.1".to_owned()),
-            ("QUEEN_PROXY_LOGIN_FAILURES_PER_ACCOUNT_AND_ADDRESS", "1000000".to_owned()),
-            ("QUEEN_PROXY_LOGIN_ATTEMPTS_PER_ADDRESS", "1000000".to_owned()),
-            ("QUEEN_PROXY_LOGIN_FAILURES_PER_ACCOUNT", "1000000".to_owned()),
-        ],
-    );
+    let mut environment = Vec::from(pxdb(&server, "control"));
+    environment.extend([
+        ("QUEEN_PROXY_BIND_ADDR", "127.0.0.1".to_owned()),
+        ("QUEEN_PROXY_PORT", port.to_string()),
+        ("QUEEN_PROXY_JWT_SECRET", "the signing secret of this bench".to_owned()),
+        ("QUEEN_PROXY_LOGIN_QUEUE", queue.clone()),
+        ("QUEEN_PROXY_TRUSTED_PROXIES", "127.0.0.1".to_owned()),
+        ("QUEEN_PROXY_LOGIN_FAILURES_PER_ACCOUNT_AND_ADDRESS", "1000000".to_owned()),
+        ("QUEEN_PROXY_LOGIN_ATTEMPTS_PER_ADDRESS", "1000000".to_owned()),
+        ("QUEEN_PROXY_LOGIN_FAILURES_PER_ACCOUNT", "1000000".to_owned()),
+    ]);
+    let _proxy = start(env!("CARGO_BIN_EXE_queen-proxy"), &environment);
     for port in [cell_port, port] {
         listening(port).await;
     }

@@ -4,17 +4,17 @@
 //!
 //! `cargo bench --bench metering`; the figures belong into `benches/RESULTS.md`. Times of two processes differ by some
 //! per cent whatever they do; `cargo bench --bench metering -- instructions` counts the instructions of requests under
-//! valgrind's callgrind instead, which differ by what is done.
+//! valgrind's callgrind instead (`apt-get install valgrind`), which differ by what is done.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_precision_loss)]
 
 mod common;
 
-use common::{Program, connect, listening, tenant};
+use common::{Program, connect, listening, postgres, pxdb, tenant};
 use queen_proxy::{
     config::proxy::ProxyConfig,
     control::now_s,
-    dev::postgres::{Postgres, Settings, USER, free_port},
+    dev::postgres::free_port,
     domain::ids::ClusterId,
     metering::{
         Meter,
@@ -273,10 +273,7 @@ async fn count(environment: &HashMap<&str, String>, loads: &[(&str, String, &str
 }
 
 async fn compare(counts_instructions: bool) {
-    let folder = std::env::temp_dir().join(format!("queen-bench-{}", Uuid::new_v4().simple()));
-    let mut server = Postgres::start(Settings { folder, port: free_port(), throw_away: true }).unwrap();
-    let mut postgres = connect(&server, "postgres").await;
-    sqlx::query("CREATE DATABASE control").execute(&mut postgres).await.unwrap();
+    let mut server = postgres(&["control"]).await;
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let cell_port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
@@ -284,19 +281,15 @@ async fn compare(counts_instructions: bool) {
             tokio::spawn(cell(stream));
         }
     });
-    let environment = HashMap::from([
+    let mut environment = HashMap::from([
         ("QUEEN_PROXY_BIND_ADDR", "127.0.0.1".to_owned()),
         ("QUEEN_PROXY_ADMIN_ADDR", "off".to_owned()),
         ("QUEEN_PROXY_RECONCILE_MS", "1000000000".to_owned()),
         ("QUEEN_PROXY_STORAGE_REFRESH_MS", "1000000000".to_owned()),
         // Fifteen times as often as usual, so that each turn has its share of flushes.
         ("QUEEN_PROXY_METER_FLUSH_MS", "1000".to_owned()),
-        ("PXDB_HOST", "127.0.0.1".to_owned()),
-        ("PXDB_PORT", server.port().to_string()),
-        ("PXDB_USER", USER.to_owned()),
-        ("PXDB_PASSWORD", server.password().expose().to_owned()),
-        ("PXDB_DB", "control".to_owned()),
     ]);
+    environment.extend(pxdb(&server, "control"));
     let proxies = ["metered", "unmetered"].map(|mode| Proxy::start(mode, &environment));
     for proxy in &proxies {
         // The first of them creates the schema.

@@ -6,12 +6,14 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod common;
+
 use criterion::{Criterion, criterion_group, criterion_main};
 use pingora::http::RequestHeader;
 use queen_proxy::{
     config::proxy::ProxyConfig,
     control::{ControlPlane, migrate::migrate},
-    dev::postgres::{Postgres, Settings, USER},
+    dev::postgres::{Postgres, Settings},
     domain::slug::Slug,
     gateway::{
         caps::Caps,
@@ -69,16 +71,10 @@ struct Warm {
 fn warm() -> Warm {
     let folder = std::env::temp_dir().join(format!("queen-bench-{}", std::process::id()));
     let postgres = Postgres::start(Settings { folder, port: 0, throw_away: true }).unwrap();
-    let environment = [
-        ("PXDB_HOST", "127.0.0.1".to_owned()),
-        ("PXDB_PORT", postgres.port().to_string()),
-        ("PXDB_USER", USER.to_owned()),
-        ("PXDB_PASSWORD", postgres.password().expose().to_owned()),
-        ("PXDB_DB", "postgres".to_owned()),
-        // Nothing expires while we measure.
-        ("QUEEN_PROXY_CACHE_TTL_MS", "3600000".to_owned()),
-    ];
-    let environment = environment.into_iter().map(|(name, value)| (name.to_owned(), value));
+    // Nothing expires while we measure.
+    let lasting = [("QUEEN_PROXY_CACHE_TTL_MS", "3600000".to_owned())];
+    let environment = common::pxdb(&postgres, "postgres").into_iter().chain(lasting);
+    let environment = environment.map(|(name, value)| (name.to_owned(), value));
     let (config, _) = ProxyConfig::load(environment, None).unwrap();
     let pxdb = config.pxdb.as_ref().unwrap();
     let runtime = Runtime::new().unwrap();
@@ -118,34 +114,9 @@ fn warm() -> Warm {
 }
 
 async fn fill(postgres: &Postgres) {
-    use sqlx::Connection;
-    let url =
-        format!("postgres://{USER}:{}@127.0.0.1:{}/postgres", postgres.password().expose(), postgres.port());
-    let mut connection = sqlx::PgConnection::connect(&url).await.unwrap();
-    let tenant = "INSERT INTO queen_proxy.tenants (slug, name) VALUES ('bench', 'Bench');
-        INSERT INTO queen_proxy.cells (slug, region, base_url, class, cell_secret)
-             VALUES ('bench', 'bench', 'http://127.0.0.1:1', 'shared', 'secret')";
-    sqlx::raw_sql(tenant).execute(&mut connection).await.unwrap();
-    let slugs: Vec<String> = (0..CLUSTERS).map(slug).collect();
-    let digests: Vec<String> = (0..CLUSTERS).map(|n| hex::encode(identity::digest(&key(n)))).collect();
-    sqlx::query(
-        "WITH made AS (
-             INSERT INTO queen_proxy.clusters (tenant_id, cell_id, plan_id, slug)
-             SELECT t.id, c.id, p.id, s
-               FROM queen_proxy.tenants t, queen_proxy.cells c, queen_proxy.plans p, unnest($1::text[]) s
-              WHERE p.code = 'pro'
-             RETURNING id, slug
-         )
-         INSERT INTO queen_proxy.api_keys (cluster_id, name, key_hash, scopes)
-         SELECT made.id, 'bench', k.digest, '{produce,consume,read}'
-           FROM unnest($1::text[], $2::text[]) AS k (slug, digest)
-           JOIN made ON made.slug = k.slug",
-    )
-    .bind(&slugs)
-    .bind(&digests)
-    .execute(&mut connection)
-    .await
-    .unwrap();
+    let mut connection = common::connect(postgres, "postgres").await;
+    let named = (0..CLUSTERS).map(|n| (slug(n), key(n)));
+    common::clusters(&mut connection, ("http://127.0.0.1:1", "secret"), named, serde_json::json!({})).await;
 }
 
 fn rooms(criterion: &mut Criterion) {

@@ -8,12 +8,8 @@
 
 mod common;
 
-use common::{Program, connect, listening, tenant};
-use queen_proxy::{
-    config::proxy::ProxyConfig,
-    dev::postgres::{Postgres, Settings, USER, free_port},
-    proxy,
-};
+use common::{Program, connect, listening, postgres, pxdb, tenant};
+use queen_proxy::{config::proxy::ProxyConfig, dev::postgres::free_port, proxy};
 use std::{
     collections::HashMap,
     process::Command,
@@ -107,10 +103,7 @@ async fn turn(port: u16, request: &str, rate: u32) -> (Vec<Duration>, u64) {
 }
 
 async fn compare() {
-    let folder = std::env::temp_dir().join(format!("queen-bench-{}", Uuid::new_v4().simple()));
-    let mut server = Postgres::start(Settings { folder, port: free_port(), throw_away: true }).unwrap();
-    let mut postgres = connect(&server, "postgres").await;
-    sqlx::query("CREATE DATABASE control").execute(&mut postgres).await.unwrap();
+    let mut server = postgres(&["control"]).await;
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let cell_port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
@@ -128,18 +121,14 @@ async fn compare() {
         "",
     ]));
     listening(redis_port).await;
-    let environment = HashMap::from([
+    let mut environment = HashMap::from([
         ("QUEEN_PROXY_BIND_ADDR", "127.0.0.1".to_owned()),
         ("QUEEN_PROXY_ADMIN_ADDR", "off".to_owned()),
         ("QUEEN_PROXY_RECONCILE_MS", "1000000000".to_owned()),
         ("QUEEN_PROXY_STORAGE_REFRESH_MS", "1000000000".to_owned()),
         ("LOG_LEVEL", "error".to_owned()),
-        ("PXDB_HOST", "127.0.0.1".to_owned()),
-        ("PXDB_PORT", server.port().to_string()),
-        ("PXDB_USER", USER.to_owned()),
-        ("PXDB_PASSWORD", server.password().expose().to_owned()),
-        ("PXDB_DB", "control".to_owned()),
     ]);
+    environment.extend(pxdb(&server, "control"));
     let store = format!("redis://127.0.0.1:{redis_port}");
     let proxies = [start_proxy(&environment, "local"), start_proxy(&environment, &store)];
     for (port, _) in &proxies {
