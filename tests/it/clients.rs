@@ -136,6 +136,21 @@ async fn a_push_that_was_broken_off_never_reaches_the_cell() {
     assert_eq!(world.figure(PUSHED).await, 0);
 }
 
+/// Closes or resets a connection: soon so many requests have been given up at the cell.
+async fn leaving_is_noticed(world: &World, socket: Socket, reset: bool, left: usize, what: &str) {
+    let asked = Instant::now();
+    if reset {
+        socket.reset();
+    } else {
+        drop(socket);
+    }
+    eventually("the cell's request is cancelled", LIMIT, async || {
+        (world.recorder().abandoned() == left).then_some(())
+    })
+    .await;
+    assert!(asked.elapsed() < Duration::from_secs(1), "{what}: {:?}", asked.elapsed());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_client_that_left_was_waiting_for_is_cancelled() {
     let world = World::builder().recorder().admin().start().await;
@@ -150,18 +165,8 @@ async fn what_a_client_that_left_was_waiting_for_is_cancelled() {
     ] {
         for reset in [false, true] {
             let socket = open_with(&world, &request).await;
-            let asked = Instant::now();
-            if reset {
-                socket.reset();
-            } else {
-                drop(socket);
-            }
             left += 1;
-            eventually("the cell's request is cancelled", LIMIT, async || {
-                (world.recorder().abandoned() == left).then_some(())
-            })
-            .await;
-            assert!(asked.elapsed() < Duration::from_secs(1), "{request}: {:?}", asked.elapsed());
+            leaving_is_noticed(&world, socket, reset, left, &request).await;
         }
     }
     nothing_in_flight(&world).await;
@@ -221,18 +226,8 @@ async fn a_client_that_left_bytes_behind_its_poll_is_noticed_all_the_same() {
             let (first, then) = if at_once { (poll + behind, "") } else { (poll, behind) };
             let mut socket = open_with(&world, &first).await;
             socket.send(then).await;
-            let asked = Instant::now();
-            if reset {
-                socket.reset();
-            } else {
-                drop(socket);
-            }
             left += 1;
-            eventually("the cell's request is cancelled", LIMIT, async || {
-                (world.recorder().abandoned() == left).then_some(())
-            })
-            .await;
-            assert!(asked.elapsed() < Duration::from_secs(1), "{behind}: {:?}", asked.elapsed());
+            leaving_is_noticed(&world, socket, reset, left, behind).await;
         }
     }
     nothing_in_flight(&world).await;
