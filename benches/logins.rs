@@ -26,6 +26,8 @@ const WINDOW: Duration = Duration::from_secs(8);
 const RATE: u32 = 400;
 const SIGN_INS: usize = 200;
 const CLIENTS: u32 = 8;
+/// Into how many parts a window is cut, to see when the slowest answers are.
+const PARTS: usize = 16;
 
 fn start(binary: &str, environment: &[(&str, String)]) -> Program {
     let mut command = Command::new(binary);
@@ -55,8 +57,16 @@ async fn ask(stream: &mut TcpStream, request: &[u8]) -> u16 {
     }
 }
 
-/// Latencies of a tenant's requests during one window.
-async fn traffic(port: u16, request: Vec<u8>) -> Vec<Duration> {
+/// One answer to a tenant, and when in the window its request was due.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Answer {
+    latency: Duration,
+    due: Duration,
+}
+
+/// A tenant's requests during one window, the slowest last.
+async fn traffic(port: u16, request: Vec<u8>) -> Vec<Answer> {
+    let start = Instant::now();
     let mut tasks = JoinSet::new();
     for client in 0..CLIENTS {
         let request = request.clone();
@@ -67,15 +77,14 @@ async fn traffic(port: u16, request: Vec<u8>) -> Vec<Duration> {
             sleep(period * client / CLIENTS).await;
             let mut tick = interval(period);
             tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
-            let end = Instant::now() + WINDOW;
-            let mut latencies = Vec::new();
-            while Instant::now() < end {
+            let mut answers = Vec::new();
+            while start.elapsed() < WINDOW {
                 // From when it was due: a late answer delays the next request, which counts as well.
                 let due = tick.tick().await;
                 assert_eq!(ask(&mut stream, &request).await, 200);
-                latencies.push(due.elapsed());
+                answers.push(Answer { latency: due.elapsed(), due: due.into_std() - start });
             }
-            latencies
+            answers
         });
     }
     let mut all = tasks.join_all().await.concat();
@@ -122,8 +131,18 @@ async fn flood_from_elsewhere(port: u16) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn quantile(sorted: &[Duration], per_mille: usize) -> f64 {
-    sorted[(sorted.len() - 1) * per_mille / 1000].as_secs_f64() * 1e3
+fn quantile(sorted: &[Answer], per_mille: usize) -> f64 {
+    sorted[(sorted.len() - 1) * per_mille / 1000].latency.as_secs_f64() * 1e3
+}
+
+/// How many of the slowest hundredth were due in each part of the window.
+fn slowest_by_time(sorted: &[Answer]) -> [usize; PARTS] {
+    let mut parts = [0; PARTS];
+    for answer in &sorted[sorted.len() * 99 / 100..] {
+        let part = answer.due.as_secs_f64() / WINDOW.as_secs_f64() * PARTS as f64;
+        parts[(part as usize).min(PARTS - 1)] += 1;
+    }
+    parts
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -187,16 +206,22 @@ async fn main() {
     println!("queue {queue}, {RATE} requests/s, windows of {WINDOW:?}");
     println!("round  quiet p50/p99/p99.9 ms   flood p50/p99/p99.9 ms   worked on/refused");
     let (mut quiet_p99, mut flood_p99) = (Vec::new(), Vec::new());
+    let mut slow = [[0; PARTS]; 2];
     for round in 1..=ROUNDS {
         let quiet = traffic(port, request.clone()).await;
         let (flooded, counts) = tokio::join!(traffic(port, request.clone()), flood_from_elsewhere(port));
+        for (slow, sorted) in slow.iter_mut().zip([&quiet, &flooded]) {
+            let parts = slowest_by_time(sorted);
+            slow.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part);
+        }
         let of =
-            |sorted: &[Duration]| [500, 990, 999].map(|q| format!("{:.2}", quantile(sorted, q))).join(" / ");
+            |sorted: &[Answer]| [500, 990, 999].map(|q| format!("{:.2}", quantile(sorted, q))).join(" / ");
         println!("{round:5}  {:24} {:24} {counts}", of(&quiet), of(&flooded));
         quiet_p99.push(quantile(&quiet, 990));
         flood_p99.push(quantile(&flooded, 990));
     }
     let (quiet, flood) = (median(quiet_p99), median(flood_p99));
+    println!("slowest hundredth by part of the window: quiet {:?}, flood {:?}", slow[0], slow[1]);
     println!("median p99: quiet {quiet:.2} ms, flood {flood:.2} ms, ratio {:.2}", flood / quiet);
     server.stop();
 }

@@ -1,10 +1,10 @@
-//! What metering adds to a request: CPU of the proxy's process with metering and without, in turns, on small
-//! answers; and its memory while pops of 64 MiB pass. The proxies, PostgreSQL and every socket are real; the cell
-//! is this program.
+//! What metering adds to a request: CPU of a proxy with metering and one without, in turns, on small answers; and
+//! their memory while pops of 64 MiB pass. The proxies, PostgreSQL and every socket are real; the cell is this program.
 //!
-//! `cargo bench --bench metering`; the figures belong into `benches/RESULTS.md`. Times of two processes differ by some
-//! per cent whatever they do; `cargo bench --bench metering -- instructions` counts the instructions of requests under
-//! valgrind's callgrind instead (`apt-get install valgrind`), which differ by what is done.
+//! `cargo bench --bench metering`; the figures belong into `benches/RESULTS.md`. Two processes differ by some per cent
+//! whatever they do, so both proxies are in one whose CPU is looked at, and there are several of those.
+//! `cargo bench --bench metering -- instructions` counts instructions of requests under valgrind's callgrind
+//! (`apt-get install valgrind`).
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_precision_loss)]
 
@@ -43,8 +43,11 @@ use uuid::Uuid;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const TURNS: usize = 16;
-const TURN: Duration = Duration::from_millis(2_500);
+/// Processes, each with both proxies.
+const PROCESSES: usize = 8;
+/// Pairs of turns in each, by load.
+const TURNS: usize = 8;
+const TURN: Duration = Duration::from_millis(1_000);
 const CLIENTS: usize = 8;
 const MIB: usize = 1 << 20;
 
@@ -53,9 +56,14 @@ const POPPED: &str = r#"{"messages":[{"id":"0193806e-6b5c-7c2e-9d4b-0e6f8a1b2c3e
 const FOUND: &str = r#"{"found":true,"value":{"a":1},"version":3}"#;
 const PUSH: &str = r#"{"items":[{"queue":"orders","partition":"Default","transactionId":"0193806e-6b5c-7c2e-9d4b-0e6f8a1b2c3d","payload":{"order":17,"customer":"acme"}}]}"#;
 
+/// Where the second proxy of a process listens.
+const SECOND_PORT: &str = "BENCH_SECOND_PORT";
+
+/// A process with one proxy, or two.
 struct Proxy {
     program: Program,
     port: u16,
+    second: u16,
 }
 
 impl Proxy {
@@ -72,11 +80,12 @@ impl Proxy {
     }
 
     fn run(command: &mut Command, environment: &HashMap<&str, String>) -> Self {
-        let port = free_port();
+        let (port, second) = (free_port(), free_port());
         command.envs(environment).env("QUEEN_PROXY_PORT", port.to_string());
+        command.env(SECOND_PORT, second.to_string());
         let spool = std::env::temp_dir().join(format!("queen-bench-spool-{}", Uuid::new_v4().simple()));
         command.env("QUEEN_PROXY_SPOOL_DIR", spool);
-        Self { program: Program::start(command), port }
+        Self { program: Program::start(command), port, second }
     }
 
     /// Instructions since this was asked the last time; `number` says how often it was.
@@ -184,22 +193,46 @@ async fn client(port: u16, request: Vec<u8>, answer: usize, end: Instant, most: 
     count
 }
 
-/// CPU and requests of a turn.
-async fn turn(proxy: &Proxy, request: &[u8], answer: usize) -> (Duration, u64) {
+/// CPU of the process and requests of a turn of one proxy in it.
+async fn turn(proxy: &Proxy, port: u16, request: &[u8], answer: usize) -> (Duration, u64) {
     let before = proxy.cpu();
     let end = Instant::now() + TURN;
     let mut clients = JoinSet::new();
     for _ in 0..CLIENTS {
-        clients.spawn(client(proxy.port, request.to_vec(), answer, end, u64::MAX));
+        clients.spawn(client(port, request.to_vec(), answer, end, u64::MAX));
     }
     let count = clients.join_all().await.iter().sum();
     (proxy.cpu().saturating_sub(before), count)
 }
 
-fn median(mut values: Vec<f64>) -> (f64, f64, f64) {
+/// What one load cost in the turns of one process: µs a request with metering and without, and how often.
+async fn turns(proxy: &Proxy, request: &[u8], answer: usize) -> ([f64; 2], u64) {
+    let mut sums = [(Duration::ZERO, 0); 2];
+    for number in 0..=TURNS {
+        // Each is first as often as the other.
+        for which in if number % 2 == 0 { [0, 1] } else { [1, 0] } {
+            let port = [proxy.port, proxy.second][which];
+            let (cpu, count) = turn(proxy, port, request, answer).await;
+            // The first pair warms up.
+            if number > 0 {
+                sums[which] = (sums[which].0 + cpu, sums[which].1 + count);
+            }
+        }
+    }
+    (sums.map(|(cpu, count)| cpu.as_secs_f64() * 1e6 / count as f64), sums[0].1 + sums[1].1)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    let quarter = values.len() / 4;
-    (values[values.len() / 2], values[quarter], values[values.len() - 1 - quarter])
+    values[values.len() / 2]
+}
+
+/// The mean and its standard error.
+fn mean(values: &[f64]) -> (f64, f64) {
+    let count = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0);
+    (mean, (variance / count).sqrt())
 }
 
 /// The work of metering alone, in ns a request.
@@ -221,7 +254,7 @@ fn alone(route: MeteredRoute, answer: &str) -> f64 {
         }
         began.elapsed().as_nanos() as f64 / f64::from(TIMES)
     };
-    median((0..7).map(|_| pass()).collect()).0
+    median((0..7).map(|_| pass()).collect())
 }
 
 async fn pop_64_mib(port: u16, headers: String) {
@@ -290,11 +323,10 @@ async fn compare(counts_instructions: bool) {
         ("QUEEN_PROXY_METER_FLUSH_MS", "1000".to_owned()),
     ]);
     environment.extend(pxdb(&server, "control"));
-    let proxies = ["metered", "unmetered"].map(|mode| Proxy::start(mode, &environment));
-    for proxy in &proxies {
-        // The first of them creates the schema.
-        listening(proxy.port).await;
-    }
+    // Creates the schema.
+    let first = Proxy::start("metered", &environment);
+    listening(first.port).await;
+    drop(first);
     let mut control = connect(&server, "control").await;
     let overrides = r#"{"max_req_per_sec": null, "max_msgs_per_sec": null, "max_retained_bytes": null}"#;
     let key = tenant(&mut control, cell_port, overrides).await;
@@ -304,50 +336,46 @@ async fn compare(counts_instructions: bool) {
     let get = format!("GET /api/v1/kv/ns/k HTTP/1.1\r\n{headers}\r\n");
 
     if counts_instructions {
-        drop(proxies);
         let loads = [("push", push, PUSHED), ("pop", pop, POPPED), ("kv get", get, FOUND)];
         count(&environment, &loads).await;
         server.stop();
         return;
     }
-    println!("{CLIENTS} clients, {TURNS} pairs of turns of {TURN:?}");
-    for (name, request, answer, route) in [
+    println!("{CLIENTS} clients, {PROCESSES} processes with {TURNS} pairs of turns of {TURN:?}");
+    let loads = [
         ("push", push, PUSHED, MeteredRoute::Push),
         ("pop", pop, POPPED, MeteredRoute::Pop),
         ("kv get", get, FOUND, MeteredRoute::Other(queen_proxy::metering::sample::Op::Read)),
-    ] {
-        let mut sums = [(Duration::ZERO, 0); 2];
-        let mut ratios = Vec::new();
-        for number in 0..=TURNS {
-            let mut costs = [0.0; 2];
-            // Each is first as often as the other.
-            for which in if number % 2 == 0 { [0, 1] } else { [1, 0] } {
-                let (cpu, count) = turn(&proxies[which], request.as_bytes(), answer.len()).await;
-                costs[which] = cpu.as_secs_f64() / count as f64;
-                // The first pair warms up.
-                if number > 0 {
-                    sums[which] = (sums[which].0 + cpu, sums[which].1 + count);
-                }
-            }
-            if number > 0 {
-                ratios.push(costs[0] / costs[1]);
-            }
+    ];
+    let mut costs = vec![Vec::new(); loads.len()];
+    let mut requests = vec![0; loads.len()];
+    for number in 0..PROCESSES {
+        // Which of them is started first must not decide.
+        let proxy = Proxy::start(["metered-first", "unmetered-first"][number % 2], &environment);
+        listening(proxy.port).await;
+        listening(proxy.second).await;
+        for (load, (_, request, answer, _)) in loads.iter().enumerate() {
+            let (cost, count) = turns(&proxy, request.as_bytes(), answer.len()).await;
+            costs[load].push(cost);
+            requests[load] += count;
         }
-        let [on, off] = sums.map(|(cpu, count)| cpu.as_secs_f64() * 1e6 / count as f64);
-        let (middle, low, high) = median(ratios);
+    }
+    for ((costs, requests), (name, _, answer, route)) in costs.iter().zip(requests).zip(loads) {
+        let of = |which: usize| median(costs.iter().map(|cost| cost[which]).collect());
+        let added: Vec<f64> = costs.iter().map(|[on, off]| (on / off - 1.0) * 100.0).collect();
+        let (added, error) = mean(&added);
         let alone = alone(route, answer) / 1e3;
         println!(
-            "{name}: {on:.2} µs CPU a request with metering, {off:.2} µs without ({} requests): {:+.2} % \
-             (pairs: median {:+.2} %, quartiles {:+.2} % to {:+.2} %); the work alone {alone:.3} µs, {:.2} %",
-            sums[0].1 + sums[1].1,
-            (on / off - 1.0) * 100.0,
-            (middle - 1.0) * 100.0,
-            (low - 1.0) * 100.0,
-            (high - 1.0) * 100.0,
-            alone / off * 100.0,
+            "{name}: {:.2} µs CPU a request with metering, {:.2} µs without ({requests} requests): {added:+.2} % \
+             (± {error:.2}, one standard error); the work alone {alone:.3} µs, {:.2} %",
+            of(0),
+            of(1),
+            alone / of(1) * 100.0,
         );
     }
-    for (name, proxy) in ["metered", "unmetered"].iter().zip(&proxies) {
+    for name in ["metered", "unmetered"] {
+        let proxy = Proxy::start(name, &environment);
+        listening(proxy.port).await;
         let before = proxy.memory("VmRSS");
         for _ in 0..4 {
             pop_64_mib(proxy.port, headers.clone()).await;
@@ -366,20 +394,42 @@ async fn compare(counts_instructions: bool) {
              {after:.1} MiB with eight more at once; {now:.1} MiB afterwards"
         );
     }
-    drop(proxies);
     server.stop();
+}
+
+/// Serves with metering or without, on the first port of this process or the second.
+fn serve(metered: bool, first: bool) {
+    let mut environment: HashMap<String, String> = std::env::vars().collect();
+    if !first {
+        let port = environment[SECOND_PORT].clone();
+        environment.insert("QUEEN_PROXY_PORT".to_owned(), port);
+        let spool = format!("{}-second", environment["QUEEN_PROXY_SPOOL_DIR"]);
+        environment.insert("QUEEN_PROXY_SPOOL_DIR".to_owned(), spool);
+    }
+    let (config, _) = ProxyConfig::load(environment.into_iter(), None).unwrap();
+    let served = if metered {
+        proxy::serve(&config, None)
+    } else {
+        proxy::serve_metered_by(&config, None, |_, _| Ok(Meter::discarding()))
+    };
+    served.unwrap();
 }
 
 fn main() {
     let mode = std::env::args().nth(1).unwrap_or_default();
+    if let Some(first) = mode.strip_suffix("-first") {
+        let metered_first = first == "metered";
+        std::thread::scope(|scope| {
+            // The metered one is always the first port.
+            let ways = if metered_first { [true, false] } else { [false, true] };
+            for metered in ways {
+                scope.spawn(move || serve(metered, metered));
+            }
+        });
+        return;
+    }
     if mode == "metered" || mode == "unmetered" {
-        let (config, _) = ProxyConfig::load(std::env::vars(), None).unwrap();
-        let served = if mode == "metered" {
-            proxy::serve(&config, None)
-        } else {
-            proxy::serve_metered_by(&config, None, |_, _| Ok(Meter::discarding()))
-        };
-        served.unwrap();
+        serve(mode == "metered", true);
         return;
     }
     Builder::new_multi_thread()

@@ -96,7 +96,7 @@ impl Lexer {
                 continue;
             }
             let read = match self.state {
-                State::Between => self.between(byte, listener)?,
+                State::Between => self.between(byte, piece, listener)?,
                 State::Text => self.in_text(piece, listener)?,
                 State::Escape => self.escape(byte)?,
                 State::Unicode { digits, value } => self.unicode(byte, digits, value)?,
@@ -107,13 +107,10 @@ impl Lexer {
         Ok(())
     }
 
-    fn between(&mut self, byte: u8, listener: &mut impl Listener) -> Result<usize, Unreadable> {
+    fn between(&mut self, byte: u8, piece: &[u8], listener: &mut impl Listener) -> Result<usize, Unreadable> {
         let token = match byte {
             b' ' | b'\t' | b'\r' | b'\n' => return Ok(1),
-            b'"' => {
-                self.begin(State::Text);
-                return Ok(1);
-            }
+            b'"' => return self.text(piece, listener),
             b'-' | b'0'..=b'9' | b'a'..=b'z' => {
                 self.begin(State::Literal);
                 return Ok(0);
@@ -130,6 +127,18 @@ impl Lexer {
             self.skipped = Some(blocks::State::within(1));
         }
         Ok(1)
+    }
+
+    /// A text begins. Nearly all of them end in the same piece and have no escapes, and need not be copied.
+    fn text(&mut self, piece: &[u8], listener: &mut impl Listener) -> Result<usize, Unreadable> {
+        let rest = &piece[1..];
+        let Some(length) = memchr2(b'"', b'\\', rest).filter(|&at| rest[at] == b'"') else {
+            self.begin(State::Text);
+            return Ok(1);
+        };
+        let kept = length.min(self.limit);
+        listener.token(Token::Text { text: &rest[..kept], cut: kept < length })?;
+        Ok(length + 2)
     }
 
     fn begin(&mut self, state: State) {

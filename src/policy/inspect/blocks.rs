@@ -55,22 +55,29 @@ impl State {
     pub(crate) fn walk(&mut self, piece: &[u8]) -> Option<usize> {
         let (blocks, rest) = piece.as_chunks::<BLOCK>();
         for (number, block) in blocks.iter().enumerate() {
-            if let Some(end) = self.block(block) {
+            if let Some(end) = self.block(block, BLOCK) {
                 return Some(number * BLOCK + end);
             }
         }
-        // Its last byte may escape the first of the next piece, so that the rest cannot be filled up to a block.
-        Some(blocks.len() * BLOCK + self.bytes(rest)?)
+        if rest.is_empty() {
+            return None;
+        }
+        // Filled up with what decides nothing.
+        let mut block = [0; BLOCK];
+        block[..rest.len()].copy_from_slice(rest);
+        Some(blocks.len() * BLOCK + self.block(&block, rest.len())?)
     }
 
-    /// Walks over a block; where in it the end is, if it is there.
-    fn block(&mut self, block: &[u8; BLOCK]) -> Option<usize> {
+    /// Walks over a block of which the first `length` bytes are the text, at least one; where in it the end is, if it is
+    /// there.
+    fn block(&mut self, block: &[u8; BLOCK], length: usize) -> Option<usize> {
         let Marks { quote, backslash, open, close } = Marks::of(block);
         let (escaped, carried) = escaped_by(backslash, self.escaped);
+        let carried = if length == BLOCK { carried } else { escaped >> length & 1 };
         let within = parity(quote & !escaped) ^ self.within;
         // Outside of strings a backslash escapes nothing. No parser takes such a text, so this may be slow.
         if backslash & !within != 0 {
-            return self.bytes(block);
+            return self.bytes(&block[..length]);
         }
         self.escaped = carried;
         self.within = if within >> (BLOCK - 1) == 1 { u64::MAX } else { 0 };

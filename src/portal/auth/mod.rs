@@ -4,6 +4,7 @@ mod cookies;
 mod guesses;
 mod pages;
 mod passwords;
+mod slow_hash;
 mod throttle;
 mod who;
 
@@ -23,11 +24,10 @@ use guesses::{Guesses, account};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 pub use pages::PortalLink;
 use pages::{Pages, safe_next};
-use passwords::{Busy, MAX_WAIT, Passwords};
+use passwords::{Busy, Passwords};
 use serde_json::json;
 use std::{borrow::Cow, net::IpAddr, sync::Arc, time::Instant};
 use throttle::{Throttle, TooMany, origin};
-use tokio::{sync::Semaphore, time::timeout};
 use url::form_urlencoded;
 pub use who::Acting;
 
@@ -38,9 +38,6 @@ const MAX_EMAIL: usize = 320;
 /// Life of a token from `/auth/session-token`, in seconds.
 const SESSION_TOKEN_S: u64 = 900;
 
-/// Accounts looked up at once: in a flood tenants' requests would wait behind all of them, here and at pxdb. A look-up
-/// takes a millisecond and the password after it a hundred times that, so one at a time holds up nobody.
-const LOOK_UPS: usize = 1;
 /// Tokens per user and minute from `/auth/session-token`; and sessions that are ended.
 const SESSIONS_PER_USER: u32 = 60;
 
@@ -112,7 +109,6 @@ pub struct Auth {
     settings: AuthSettings,
     pages: Pages,
     passwords: Passwords,
-    looking_up: Semaphore,
     guesses: Guesses,
     minted: Throttle<UserId>,
     ended: Throttle<UserId>,
@@ -132,7 +128,6 @@ impl Auth {
         Ok(Self {
             pages: Pages::new(can_sign_in, settings.portal.clone()),
             passwords: Passwords::start(settings.workers, settings.queue)?,
-            looking_up: Semaphore::new(LOOK_UPS),
             guesses: Guesses::new(&settings),
             minted: Throttle::new(SESSIONS_PER_USER, settings.max_tracked),
             ended: Throttle::new(SESSIONS_PER_USER, settings.max_tracked),
@@ -186,17 +181,13 @@ impl Auth {
     async fn check(&self, form: &Form<'_>, origin: IpAddr) -> Result<Option<UserId>, AuthRefusal> {
         let can_exist = form.email.len() <= MAX_EMAIL && !form.email.contains('\0');
         let email = if can_exist { form.email.clone() } else { String::new() };
-        let known = {
-            let turn = timeout(MAX_WAIT, self.looking_up.acquire()).await;
-            let _turn = turn.map_err(|_| AuthRefusal::Busy)?;
-            self.identity.control.login(email).await.map_err(|error| {
-                tracing::warn!(%error, "nobody can sign in");
-                AuthRefusal::Unavailable
-            })?
-        };
+        let turn = self.passwords.turn(origin).await?;
+        let known = self.identity.control.login(email).await.map_err(|error| {
+            tracing::warn!(%error, "nobody can sign in");
+            AuthRefusal::Unavailable
+        })?;
         let (user, hash) = known.map(|login| (login.user, login.password_hash)).unzip();
-        let password = form.password.clone().into_owned();
-        let right = self.passwords.verify(origin, password, hash.flatten()).await?;
+        let right = turn.verify(form.password.clone().into_owned(), hash.flatten()).await?;
         Ok(user.filter(|_| right))
     }
 

@@ -1,8 +1,10 @@
 //! Checking passwords: slow on purpose, so it has threads of its own with a bounded queue, and these stand
 //! behind the traffic of tenants (proxy contract §6).
 
+use super::slow_hash::{Hash, compute};
 use std::{
     collections::HashMap,
+    hint::black_box,
     net::IpAddr,
     ops::Range,
     sync::{Arc, Mutex, PoisonError, mpsc},
@@ -13,10 +15,13 @@ use thread_priority::{
     NormalThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy, set_thread_priority_and_policy,
     thread_native_id,
 };
-use tokio::sync::oneshot;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
+    time::timeout,
+};
 
-/// What a password is checked against when there is no such user, behind the cost. Nobody knows its password.
-const NOBODY: &str = "$dsh3CeZ5MVEyiRYGXzfDZuRD63/RIiRQizgKzIldn0H2NIlNyne6O";
+/// The salt of what a password is checked against when there is no such user.
+const NOBODY: [u8; 16] = [0x5a; 16];
 
 /// What a failed check costs at least: that of a hash as the admin commands set them.
 const COST: u32 = 10;
@@ -33,7 +38,10 @@ const BEHIND_TENANTS: ThreadSchedulePolicy = ThreadSchedulePolicy::Normal(Normal
 const MAX_PER_ORIGIN: usize = 2;
 
 /// A check that has waited for so long is not done: its asker tries again or has gone.
-pub(super) const MAX_WAIT: Duration = Duration::from_secs(5);
+const MAX_WAIT: Duration = Duration::from_secs(5);
+
+/// Those whose turn it is beyond the one that each thread works on, so that no thread waits while an account is looked up.
+const AHEAD: usize = 1;
 
 /// There is no room in the queue, or no time left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,16 +49,32 @@ pub(super) struct Busy;
 
 /// The threads and the way to them.
 pub(super) struct Passwords {
-    jobs: mpsc::SyncSender<Job>,
+    jobs: mpsc::Sender<Job>,
+    /// Who waits or has a turn.
+    queue: Arc<Semaphore>,
+    turns: Arc<Semaphore>,
     places: Arc<Places>,
+}
+
+/// A thread that is about to be free: only now the account is looked up. In a flood tenants' requests would
+/// wait behind all the look-ups, here and at pxdb, and most of the askers are sent away in the end.
+pub(super) struct Turn {
+    jobs: mpsc::Sender<Job>,
+    held: Held,
+}
+
+/// What is another's again once the check is done, or its asker goes before.
+struct Held {
+    since: Instant,
+    _counted: [OwnedSemaphorePermit; 2],
+    _place: Place,
 }
 
 struct Job {
     password: String,
     hash: Option<String>,
-    queued: Instant,
     verdict: oneshot::Sender<Result<bool, Busy>>,
-    _place: Place,
+    held: Held,
 }
 
 /// Counts the checks of each origin.
@@ -87,22 +111,46 @@ impl Drop for Place {
 impl Passwords {
     /// Starts `workers` threads; `queue` more checks may wait.
     pub fn start(workers: usize, queue: usize) -> std::io::Result<Self> {
-        let (sender, receiver) = mpsc::sync_channel(queue);
-        let receiver = Arc::new(Mutex::new(receiver));
+        let (passwords, jobs) = Self::new(workers, queue);
+        let jobs = Arc::new(Mutex::new(jobs));
         for _ in 0..workers {
-            let receiver = Arc::clone(&receiver);
-            thread::Builder::new().name("passwords".to_owned()).spawn(move || work(&receiver))?;
+            let jobs = Arc::clone(&jobs);
+            thread::Builder::new().name("passwords".to_owned()).spawn(move || work(&jobs))?;
         }
-        Ok(Self { jobs: sender, places: Arc::default() })
+        Ok(passwords)
     }
 
-    /// Whether this is the password of that hash; `origin` asks. Without a hash, or with one that is none, it
-    /// takes as long and is false. A check whose asker has gone is not done.
-    pub async fn verify(&self, origin: IpAddr, password: String, hash: Option<String>) -> Result<bool, Busy> {
+    fn new(workers: usize, queue: usize) -> (Self, mpsc::Receiver<Job>) {
+        let (jobs, receiver) = mpsc::channel();
+        let passwords = Self {
+            jobs,
+            queue: Arc::new(Semaphore::new(workers.saturating_add(queue).min(Semaphore::MAX_PERMITS))),
+            turns: Arc::new(Semaphore::new(workers + AHEAD)),
+            places: Arc::default(),
+        };
+        (passwords, receiver)
+    }
+
+    /// Waits until a thread is about to be free for `origin`, at most [`MAX_WAIT`].
+    pub async fn turn(&self, origin: IpAddr) -> Result<Turn, Busy> {
+        let since = Instant::now();
         let place = self.places.take(origin)?;
+        let in_queue = Arc::clone(&self.queue).try_acquire_owned().map_err(|_| Busy)?;
+        let turn = timeout(MAX_WAIT, Arc::clone(&self.turns).acquire_owned()).await;
+        let turn = turn.ok().and_then(Result::ok).ok_or(Busy)?;
+        let held = Held { since, _counted: [in_queue, turn], _place: place };
+        Ok(Turn { jobs: self.jobs.clone(), held })
+    }
+}
+
+impl Turn {
+    /// Whether this is the password of that hash. Without a hash, or with one that is none, it takes as long and is
+    /// false. A check whose asker has gone is not done.
+    pub async fn verify(self, password: String, hash: Option<String>) -> Result<bool, Busy> {
         let (verdict, answer) = oneshot::channel();
-        let job = Job { password, hash, queued: Instant::now(), verdict, _place: place };
-        self.jobs.try_send(job).map_err(|_| Busy)?;
+        let Self { jobs, held } = self;
+        jobs.send(Job { password, hash, verdict, held }).map_err(|_| Busy)?;
+        drop(jobs);
         // No answer: the thread has died of this job.
         answer.await.unwrap_or(Ok(false))
     }
@@ -118,7 +166,7 @@ fn work(jobs: &Mutex<mpsc::Receiver<Job>>) {
         let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(job) = job else { return };
         if !job.verdict.is_closed() {
-            let late = job.queued.elapsed() > MAX_WAIT;
+            let late = job.held.since.elapsed() > MAX_WAIT;
             let verdict = if late { Err(Busy) } else { Ok(check(&job.password, job.hash.as_deref())) };
             let _ = job.verdict.send(verdict);
         }
@@ -126,15 +174,12 @@ fn work(jobs: &Mutex<mpsc::Receiver<Job>>) {
 }
 
 fn check(password: &str, hash: Option<&str>) -> bool {
-    let known = hash.and_then(|hash| Some((hash, workable_cost(hash)?)));
     // What lies beyond 72 bytes has never counted. A NUL cannot be in a password that was set here.
-    let (right, done) = match known.map(|(hash, cost)| (bcrypt::verify(password, hash), cost)) {
-        Some((Ok(right), cost)) => (right, Some(cost)),
-        _ => (false, None),
-    };
+    let known = hash.and_then(workable).filter(|_| !password.contains('\0'));
+    let right = known.as_ref().is_some_and(|known| known.is_of(password));
     if !right {
-        for cost in rest(done) {
-            let _ = std::hint::black_box(bcrypt::verify(password, &format!("$2b${cost:02}{NOBODY}")));
+        for cost in rest(known.map(|known| known.cost)) {
+            black_box(compute(cost, NOBODY, password));
         }
     }
     right
@@ -150,11 +195,10 @@ fn rest(done: Option<u32>) -> Range<u32> {
     }
 }
 
-fn workable_cost(hash: &str) -> Option<u32> {
-    let cost = hash.parse::<bcrypt::HashParts>().ok().map(|parts| parts.get_cost());
-    match cost {
-        Some(cost) if cost <= MAX_COST => Some(cost),
-        Some(cost) => {
+fn workable(hash: &str) -> Option<Hash> {
+    match Hash::parse(hash) {
+        Some(hash) if hash.cost <= MAX_COST => Some(hash),
+        Some(Hash { cost, .. }) => {
             tracing::warn!(cost, max = MAX_COST, "a user's password hash costs more than is worked on here");
             None
         }
@@ -167,13 +211,12 @@ fn workable_cost(hash: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Busy, COST, Job, MAX_WAIT, NOBODY, Passwords, Places, check, rest, work};
+    use super::{Busy, COST, MAX_WAIT, Passwords, check, rest, work};
     use std::{
         net::IpAddr,
-        sync::{Arc, Mutex, mpsc},
+        sync::Mutex,
         time::{Duration, Instant},
     };
-    use tokio::sync::oneshot;
 
     // Of "correct horse", with the prefix that pgcrypto writes.
     const BY_PGCRYPTO: &str = "$2a$04$abcdefghijklmnopqrstuujydOTSfIH/d5oUHpsygqV5X9xJLQc6e";
@@ -203,7 +246,6 @@ mod tests {
 
     #[test]
     fn a_failed_check_is_as_much_work_for_every_hash_up_to_the_usual_cost() {
-        assert!(bcrypt::verify("x", &format!("$2b${COST}{NOBODY}")).is_ok());
         let work =
             |done: Option<u32>| done.into_iter().chain(rest(done)).map(|cost| 1_u64 << cost).sum::<u64>();
         for done in [None, Some(4), Some(5), Some(8), Some(9), Some(COST)] {
@@ -223,50 +265,74 @@ mod tests {
     }
 
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+    const THERE: IpAddr = IpAddr::V6(std::net::Ipv6Addr::LOCALHOST);
+    const ELSEWHERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::BROADCAST);
 
     #[tokio::test]
     async fn more_than_the_queue_is_refused() {
-        // No thread takes anything out.
-        let (jobs, _jobs) = mpsc::sync_channel(1);
-        let passwords = Passwords { jobs, places: Arc::default() };
-        let first = passwords.verify(HERE, String::new(), None);
-        tokio::pin!(first);
-        assert!(futures_now(first.as_mut()).await.is_none());
-        assert_eq!(passwords.verify(HERE, String::new(), None).await, Err(Busy));
+        let (passwords, _jobs) = Passwords::new(1, 1);
+        let first = futures_now(&mut Box::pin(passwords.turn(HERE))).await.unwrap().unwrap();
+        let second = futures_now(&mut Box::pin(passwords.turn(THERE))).await.unwrap();
+        assert!(second.is_ok(), "one ahead of the thread");
+        assert_eq!(passwords.turn(ELSEWHERE).await.err(), Some(Busy));
+        drop(first);
+        assert!(passwords.turn(ELSEWHERE).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn accounts_are_looked_up_as_threads_come_free_and_in_turn() {
+        let (passwords, jobs) = Passwords::new(1, 9);
+        let mut turns: Vec<_> =
+            (1..=4).map(|n| Box::pin(passwords.turn(IpAddr::from([203, 0, 113, n])))).collect();
+        let mut has_turn = Vec::new();
+        for turn in &mut turns {
+            has_turn.push(futures_now(turn).await);
+        }
+        assert_eq!(has_turn.iter().map(Option::is_some).collect::<Vec<_>>(), [true, true, false, false]);
+        // It lasts until the thread is done with it, even when the asker goes.
+        let first = has_turn.remove(0).unwrap().unwrap();
+        let mut verdict = Box::pin(first.verify(String::new(), None));
+        assert!(futures_now(&mut verdict).await.is_none());
+        drop(verdict);
+        assert!(futures_now(&mut turns[2]).await.is_none());
+        drop(jobs.recv());
+        let _third = futures_now(&mut turns[2]).await.unwrap().unwrap();
+        assert!(futures_now(&mut turns[3]).await.is_none());
+        // The last one has waited long enough.
+        tokio::time::advance(MAX_WAIT).await;
+        assert_eq!(futures_now(&mut turns[3]).await.unwrap().err(), Some(Busy));
     }
 
     #[tokio::test]
     async fn one_origin_has_two_places_in_the_queue() {
-        let (jobs, waiting) = mpsc::sync_channel(9);
-        let passwords = Passwords { jobs, places: Arc::default() };
-        let verify = |origin| Box::pin(passwords.verify(origin, String::new(), None));
-        let (mut first, mut second, mut third) = (verify(HERE), verify(HERE), verify(HERE));
-        assert!(futures_now(&mut first).await.is_none());
-        assert!(futures_now(&mut second).await.is_none());
-        assert_eq!(futures_now(&mut third).await, Some(Err(Busy)));
-        let other = IpAddr::V6(std::net::Ipv6Addr::LOCALHOST);
-        assert!(futures_now(&mut verify(other)).await.is_none());
+        let (passwords, jobs) = Passwords::new(1, 9);
+        let turn = |origin| Box::pin(passwords.turn(origin));
+        let first = futures_now(&mut turn(HERE)).await.unwrap().unwrap();
+        let mut second = turn(HERE);
+        let _second = futures_now(&mut second).await.unwrap().unwrap();
+        assert_eq!(futures_now(&mut turn(HERE)).await.unwrap().err(), Some(Busy));
+        assert!(futures_now(&mut turn(THERE)).await.is_none(), "it waits");
         // A place is free when the check is done, not when its asker goes.
-        drop(first);
-        assert_eq!(futures_now(&mut verify(HERE)).await, Some(Err(Busy)));
-        drop(waiting.recv());
-        assert!(futures_now(&mut verify(HERE)).await.is_none());
+        let mut verdict = Box::pin(first.verify(String::new(), None));
+        assert!(futures_now(&mut verdict).await.is_none());
+        drop(verdict);
+        assert_eq!(futures_now(&mut turn(HERE)).await.unwrap().err(), Some(Busy));
+        drop(jobs.recv());
+        assert!(futures_now(&mut turn(HERE)).await.unwrap().is_ok());
     }
 
     #[tokio::test]
     async fn what_has_waited_too_long_is_not_checked() {
-        let (sender, jobs) = mpsc::sync_channel(2);
-        let places: Arc<Places> = Arc::default();
+        let (passwords, jobs) = Passwords::new(1, 9);
         let mut answers = Vec::new();
         for waited in [MAX_WAIT + Duration::from_secs(1), Duration::ZERO] {
-            let (verdict, answer) = oneshot::channel();
-            let queued = Instant::now().checked_sub(waited).unwrap();
-            let hash = Some(BY_PGCRYPTO.to_owned());
-            let place = places.take(HERE).unwrap();
-            let password = "correct horse".to_owned();
-            sender.send(Job { password, hash, queued, verdict, _place: place }).unwrap();
+            let mut turn = passwords.turn(HERE).await.unwrap();
+            turn.held.since = Instant::now().checked_sub(waited).unwrap();
+            let mut answer = Box::pin(turn.verify("correct horse".to_owned(), Some(BY_PGCRYPTO.to_owned())));
+            assert!(futures_now(&mut answer).await.is_none());
             answers.push(answer);
         }
+        let Passwords { jobs: sender, places, .. } = passwords;
         drop(sender);
         // On a thread of its own, which gives its priority away.
         let jobs = Mutex::new(jobs);
@@ -277,7 +343,7 @@ mod tests {
         assert_eq!(policy.join().unwrap(), super::BEHIND_TENANTS);
         let mut verdicts = Vec::new();
         for answer in answers {
-            verdicts.push(answer.await.unwrap());
+            verdicts.push(answer.await);
         }
         assert_eq!(verdicts, [Err(Busy), Ok(true)]);
         assert!(places.0.lock().unwrap().is_empty());
