@@ -138,9 +138,10 @@ fn quantile(sorted: &[Answer], per_mille: usize) -> f64 {
 /// How many of the slowest hundredth were due in each part of the window.
 fn slowest_by_time(sorted: &[Answer]) -> [usize; PARTS] {
     let mut parts = [0; PARTS];
+    let part = WINDOW / u32::try_from(PARTS).unwrap();
     for answer in &sorted[sorted.len() * 99 / 100..] {
-        let part = answer.due.as_secs_f64() / WINDOW.as_secs_f64() * PARTS as f64;
-        parts[(part as usize).min(PARTS - 1)] += 1;
+        let at = answer.due.as_nanos() / part.as_nanos();
+        parts[usize::try_from(at).unwrap().min(PARTS - 1)] += 1;
     }
     parts
 }

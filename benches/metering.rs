@@ -406,7 +406,7 @@ fn serve(metered: bool, first: bool) {
         let spool = format!("{}-second", environment["QUEEN_PROXY_SPOOL_DIR"]);
         environment.insert("QUEEN_PROXY_SPOOL_DIR".to_owned(), spool);
     }
-    let (config, _) = ProxyConfig::load(environment.into_iter(), None).unwrap();
+    let (config, _) = ProxyConfig::load(environment, None).unwrap();
     let served = if metered {
         proxy::serve(&config, None)
     } else {

@@ -21,6 +21,7 @@ use crate::{
         live::{Live, Settings},
         pipeline::Directory,
         server::{self, Watched},
+        spans::{SpanError, Spans},
         traffic::Clusters,
     },
     identity::{
@@ -65,6 +66,9 @@ pub enum ProxyError {
     /// The log of requests.
     #[error("QUEEN_PROXY_ACCESS_LOG: cannot be opened: {0}")]
     AccessLog(std::io::Error),
+    /// The export of spans.
+    #[error("QUEEN_PROXY_OTLP_ENDPOINT: {0}")]
+    Spans(#[from] SpanError),
     /// The certificate; the configuration refuses these before.
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -141,6 +145,7 @@ pub fn serve_metered_by(
     let clusters = Arc::new(Clusters::new(config.metrics_clusters));
     let log = config.access_log.as_ref().map(AccessLog::start).transpose().map_err(ProxyError::AccessLog)?;
     let (access_log, log_writer) = log.unzip();
+    let (spans, unsent) = config.spans.as_ref().map(Spans::start).transpose()?.unzip();
     let rooms = Rooms {
         load: &load,
         live: &live,
@@ -173,7 +178,7 @@ pub fn serve_metered_by(
         config,
         directory,
         caps,
-        Watched { load, metrics, meter: meter.clone(), clusters, access_log, live },
+        Watched { load, metrics, meter: meter.clone(), clusters, access_log, spans, live },
     )?;
     if let Some(link) = link {
         runtime.block_on(link.shutdown());
@@ -183,6 +188,9 @@ pub fn serve_metered_by(
         runtime.block_on(reconcile.shutdown(config.timeouts.drain));
     }
     runtime.shutdown_background();
+    if let Some(unsent) = unsent {
+        unsent.finish();
+    }
     if let Some(writer) = log_writer {
         writer.finish();
     }

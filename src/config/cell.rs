@@ -26,7 +26,7 @@ pub fn load(
         kv_trusted_proxy: s.flag("QUEEN_KV_TRUSTED_PROXY", false),
         cell_secret: s.secret("QUEEN_CELL_SECRET", "QUEEN_CELL_SECRET_FILE"),
         pool_size: s.number("QUEEN_KV_POOL_SIZE", (broker_pool / 10).clamp(4, 32), 1..=1_000),
-        group_calls: s.number("QUEEN_KV_GROUP_CALLS", 1, 1..=256),
+        group_calls: s.number("QUEEN_KV_GROUP_CALLS", 32, 1..=256),
         stmt_timeout_ms: s.number("QUEEN_STMT_TIMEOUT_MS", 30_000, 1..=3_600_000),
         max_body_bytes: s.number("QUEEN_MAX_BODY_BYTES", 64 << 20, 1..=1 << 30),
         kv_max_value_bytes: s.number("QUEEN_KV_MAX_VALUE_BYTES", 65_536, 1..=1 << 30),

@@ -9,6 +9,7 @@ use crate::{
             ConnectionCaps,
             tls::{Pair, TlsFiles},
         },
+        spans::{self, SpanSettings},
     },
     identity::session::{KeyMaterial, SessionKeys},
     limits,
@@ -80,6 +81,8 @@ pub struct ProxyConfig {
     pub log: LogSettings,
     /// The log of requests; none: there is none.
     pub access_log: Option<AccessLogSettings>,
+    /// Where spans of requests go.
+    pub spans: Option<SpanSettings>,
     /// Clusters that have metrics of their own.
     pub metrics_clusters: usize,
     /// Variables that look like settings of ours and are none.
@@ -324,6 +327,7 @@ impl ProxyConfig {
             metering: metering(&mut s),
             log: super::logging(&mut s),
             access_log: access_log(&mut s),
+            spans: spans(&mut s),
             metrics_clusters: s.number("QUEEN_PROXY_METRICS_CLUSTERS", 500, 0..=100_000),
             unknown_variables: Vec::new(),
         };
@@ -394,6 +398,22 @@ fn access_log(s: &mut Source) -> Option<AccessLogSettings> {
         path => Place::File(path.into()),
     };
     Some(AccessLogSettings { place, one_in })
+}
+
+fn spans(s: &mut Source) -> Option<SpanSettings> {
+    let what = "an address such as http://127.0.0.1:4318: a collector nearby, without TLS and credentials";
+    let share = s.parsed("QUEEN_PROXY_OTLP_SHARE", "a number from 0 to 1", |text| {
+        text.parse().ok().filter(|share| (0.0..=1.0).contains(share))
+    });
+    let endpoint = s.parsed("QUEEN_PROXY_OTLP_ENDPOINT", what, |text| {
+        let url = url::Url::parse(text).ok()?;
+        let plain = url.scheme() == "http" && url.has_host() && url.username().is_empty();
+        (plain && url.password().is_none() && url.query().is_none()).then(|| text.to_owned())
+    })?;
+    if !spans::BUILT_IN {
+        s.refuse("QUEEN_PROXY_OTLP_ENDPOINT: this program was built without the feature opentelemetry");
+    }
+    Some(SpanSettings { endpoint, share: share.unwrap_or(0.01) })
 }
 
 fn pxdb(s: &mut Source) -> Option<PxdbConfig> {

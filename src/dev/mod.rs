@@ -275,7 +275,7 @@ fn start_cell(
         kv_trusted_proxy: true,
         cell_secret: Some(secret.clone()),
         pool_size: 16,
-        group_calls: 1,
+        group_calls: 32,
         stmt_timeout_ms: 30_000,
         max_body_bytes: 64 << 20,
         kv_max_value_bytes: 65_536,

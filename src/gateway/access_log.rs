@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `time` | when the request ended, RFC 3339 in UTC with milliseconds |
 //! | `request_id` | `x-queen-request-id`, which the client and the cell have too |
-//! | `trace_id` | from the client's `traceparent` (W3C Trace Context), which is passed on as it is |
+//! | `trace_id` | from the client's `traceparent` (W3C Trace Context), or the one that its span has ([`super::spans`]) |
 //! | `cluster` | the slug |
 //! | `principal` | `key <id>` or `user <id>`; ids are no secrets |
 //! | `client` | the client's address; behind proxies that are trusted, what they say |
@@ -105,11 +105,35 @@ pub struct Line {
     pub messages: u64,
 }
 
-/// The trace id of a `traceparent`.
+/// The id of a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TraceId([u8; 32]);
+pub struct TraceId([u8; 16]);
 
 impl TraceId {
+    /// From its bytes.
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+}
+
+/// A `traceparent` (W3C Trace Context).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Traceparent {
+    trace_id: [u8; 16],
+    span_id: [u8; 8],
+}
+
+impl Traceparent {
+    /// Which trace.
+    pub const fn trace_id(self) -> [u8; 16] {
+        self.trace_id
+    }
+
+    /// The span that the request comes from.
+    pub const fn span_id(self) -> [u8; 8] {
+        self.span_id
+    }
+
     /// From the header's value; none when it is not of the form that version 00 has.
     pub fn parse(traceparent: &[u8]) -> Option<Self> {
         let hex = |part: &[u8]| part.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
@@ -124,13 +148,26 @@ impl TraceId {
             && [version, trace, parent, flags].into_iter().all(hex)
             && parent.iter().any(|byte| *byte != b'0')
             && trace.iter().any(|byte| *byte != b'0');
-        if whole { trace.try_into().ok().map(Self) } else { None }
+        if !whole {
+            return None;
+        }
+        Some(Self { trace_id: bytes(trace)?, span_id: bytes(parent)? })
     }
+}
+
+/// What these hexadecimal digits stand for.
+fn bytes<const N: usize>(hex: &[u8]) -> Option<[u8; N]> {
+    let digits = std::str::from_utf8(hex).ok().filter(|digits| digits.len() == 2 * N)?;
+    let mut bytes = [0; N];
+    for (at, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(bytes)
 }
 
 impl Serialize for TraceId {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(std::str::from_utf8(&self.0).unwrap_or_default())
+        serializer.collect_str(&format_args!("{:032x}", u128::from_be_bytes(self.0)))
     }
 }
 
@@ -319,7 +356,7 @@ fn rfc3339<S: serde::Serializer>(value: &SystemTime, serializer: S) -> Result<S:
 
 #[cfg(test)]
 mod tests {
-    use super::{AccessLog, AccessLogSettings, Line, Place, TraceId};
+    use super::{AccessLog, AccessLogSettings, Line, Place, TraceId, Traceparent};
     use crate::domain::{ids::RequestId, slug::Slug};
     use std::time::{Duration, Instant, SystemTime};
 
@@ -346,10 +383,12 @@ mod tests {
     #[test]
     fn trace_ids() {
         let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-        let id = TraceId::parse(good.as_bytes()).unwrap();
+        let parent = Traceparent::parse(good.as_bytes()).unwrap();
+        let id = TraceId::from_bytes(parent.trace_id());
         assert_eq!(serde_json::to_string(&id).unwrap(), "\"0af7651916cd43dd8448eb211c80319c\"");
+        assert_eq!(parent.span_id(), [0xb7, 0xad, 0x6b, 0x71, 0x69, 0x20, 0x33, 0x31]);
         let later = "cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more";
-        assert!(TraceId::parse(later.as_bytes()).is_some());
+        assert!(Traceparent::parse(later.as_bytes()).is_some());
         for bad in [
             "",
             "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331",
@@ -361,7 +400,7 @@ mod tests {
             "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
             "00-0af7651916cd43dd8448eb211c8031\"c-b7ad6b7169203331-01",
         ] {
-            assert_eq!(TraceId::parse(bad.as_bytes()), None, "{bad}");
+            assert_eq!(Traceparent::parse(bad.as_bytes()), None, "{bad}");
         }
     }
 

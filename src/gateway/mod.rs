@@ -18,6 +18,7 @@ pub mod pipeline;
 pub mod refusal;
 pub mod server;
 mod severing;
+pub mod spans;
 pub mod traffic;
 
 use crate::{
@@ -30,7 +31,7 @@ use crate::{
     portal::{Portal, Route},
     telemetry::metrics::{Finished, Metrics},
 };
-use access_log::{AccessLog, Line, TraceId};
+use access_log::{AccessLog, Line, TraceId, Traceparent};
 use async_trait::async_trait;
 use body::{Collector, Inspection, Subject};
 use bytes::Bytes;
@@ -55,6 +56,7 @@ use pingora::{
 use pipeline::{Admitted, Pipeline};
 use refusal::Refusal;
 use severing::Waiting;
+use spans::{Begun, Spans};
 use std::{
     os::fd::RawFd,
     sync::Arc,
@@ -85,6 +87,7 @@ pub struct Gateway {
     meter: Meter,
     clusters: Arc<Clusters>,
     access_log: Option<AccessLog>,
+    spans: Option<Spans>,
 }
 
 /// What is known of a request so far.
@@ -108,6 +111,7 @@ pub struct Context {
     /// Of a request that goes to the cell: what its answer comes to.
     watch: Option<Watch>,
     refusal: Option<Refusal>,
+    span: Option<Box<Begun>>,
     connects: usize,
     /// Of a request that goes to its end whatever becomes of its client, where one connection carries several.
     storing: Option<Storing>,
@@ -135,6 +139,7 @@ impl ProxyHttp for Gateway {
             slot: None,
             watch: None,
             refusal: None,
+            span: None,
             connects: 0,
             storing: None,
             waiting: None,
@@ -153,6 +158,7 @@ impl ProxyHttp for Gateway {
             HttpSession::H1(h1) => h1.will_keepalive(),
             _ => true,
         };
+        ctx.span = self.spans.as_ref().and_then(|spans| spans.begin(ctx.id, &session.req_header().headers));
         let keep = may_go_on && !self.load.is_draining();
         session.set_keepalive(keep.then(|| ctx.settings.timeouts.keepalive.as_secs().max(1)));
         session.as_downstream_mut().set_read_timeout(Some(ctx.settings.timeouts.client_read));
@@ -262,6 +268,7 @@ impl ProxyHttp for Gateway {
             tenant_header: self.tenant_header,
             uncompressed: forward.metered.is_read(),
             whole: ctx.whole.as_ref().map(|(whole, _)| whole.len()),
+            traceparent: ctx.span.as_ref().and_then(|span| span.traceparent()),
         };
         let rewritten = forward::rewrite(upstream, &to);
         rewritten.ok_or_else(|| refused(ctx, Refusal::Internal))
@@ -449,10 +456,18 @@ impl ProxyHttp for Gateway {
             let request = traffic::Request { outcome, cell: finished.cell, messages, bytes_in, bytes_out };
             self.clusters.add(forward.cluster.id, forward.cluster.slug, &request);
         }
-        if let Some(log) = &self.access_log
-            && log.wants(status, ctx.id.random())
-        {
-            log.log(line(session, ctx, finished, counts));
+        let span = ctx.span.take();
+        let log = self.access_log.as_ref().filter(|log| log.wants(status, ctx.id.random()));
+        if span.is_none() && log.is_none() {
+            return;
+        }
+        let mut line = line(session, ctx, finished, counts);
+        if let Some(span) = span {
+            line.trace_id = Some(span.trace_id());
+            span.end(&line);
+        }
+        if let Some(log) = log {
+            log.log(line);
         }
     }
 }
@@ -569,11 +584,13 @@ fn line(session: &Session, ctx: &Context, finished: Finished, counts: Counts) ->
     let peer = session.client_addr().and_then(|address| address.as_inet()).copied();
     let client =
         ClientSide { id: ctx.id, peer, host: None, https: false, trusted: &ctx.settings.trusted_proxies };
-    let traceparent = head.headers.get("traceparent");
+    let traceparent = head.headers.get(forward::TRACEPARENT);
     Line {
         time: SystemTime::now(),
         request_id: ctx.id,
-        trace_id: traceparent.and_then(|value| TraceId::parse(value.as_bytes())),
+        trace_id: traceparent
+            .and_then(|value| Traceparent::parse(value.as_bytes()))
+            .map(|parent| TraceId::from_bytes(parent.trace_id())),
         cluster: ctx.forward.as_ref().map(|forward| forward.cluster.slug),
         principal: ctx.forward.as_ref().map(|forward| forward.principal.clone()),
         client: client.address(&head.headers),

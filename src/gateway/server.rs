@@ -7,6 +7,7 @@ use super::{
     client::Edge,
     live::Live,
     pipeline::{Directory, Pipeline},
+    spans::Spans,
     traffic::Clusters,
 };
 use crate::{
@@ -73,6 +74,8 @@ pub struct Watched {
     pub clusters: Arc<Clusters>,
     /// The log of requests, if there is to be one.
     pub access_log: Option<AccessLog>,
+    /// Where spans go, if there are to be some.
+    pub spans: Option<Spans>,
     /// Settings that may change, and TLS.
     pub live: Arc<Live>,
 }
@@ -85,7 +88,7 @@ pub fn run(
     caps: Caps,
     watched: Watched,
 ) -> Result<(), ServeError> {
-    let Watched { load, metrics, meter, clusters, access_log, live } = watched;
+    let Watched { load, metrics, meter, clusters, access_log, spans, live } = watched;
     let address = SocketAddr::from(config.bind);
     let handed = ListenFd::from_env().take_tcp_listener(0).map_err(ServeError::Handed)?;
     if handed.is_none() {
@@ -135,6 +138,7 @@ pub fn run(
         meter,
         clusters,
         access_log,
+        spans,
     };
     let proxy = HttpProxy::new(gateway, Arc::clone(&server.configuration));
     let edge = Edge::new(proxy, Arc::clone(&live), metrics, Arc::clone(&load));

@@ -197,7 +197,7 @@ async fn deadlocks(database: &mut PgConnection) -> i64 {
 async fn calls_that_share_commits_never_deadlock_and_each_counts_once() {
     const CLIENTS: u32 = 24;
     let rounds = rounds(40);
-    let world = World::builder().proxies(0).cell_env("QUEEN_KV_GROUP_CALLS", 32).start().await;
+    let world = World::builder().proxies(0).start().await;
     let (port, _second) = world.another_cell().await;
     let tenant = Uuid::new_v4();
     let shared = ["B", "Z", "_", "a", "b", "z", "É", "é"];

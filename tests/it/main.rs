@@ -38,5 +38,7 @@ mod reconciling;
 mod sessions;
 mod shared_limits;
 mod sign_in_attacks;
+#[cfg(feature = "opentelemetry")]
+mod spans;
 mod tls;
 mod watching;

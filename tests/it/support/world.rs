@@ -602,8 +602,6 @@ fn start_cell(
         ("PG_PASSWORD", server.password()),
         ("PG_DB", database.to_owned()),
         ("QUEEN_KV_POOL_SIZE", "8".to_owned()),
-        // Not the default: what shares a commit must be as exact as what does not.
-        ("QUEEN_KV_GROUP_CALLS", "32".to_owned()),
         ("QUEEN_TENANCY_HEADER", "true".to_owned()),
         ("QUEEN_KV_TRUSTED_PROXY", "true".to_owned()),
         ("QUEEN_CELL_SECRET", secret.to_owned()),
