@@ -402,9 +402,7 @@ fn access_log(s: &mut Source) -> Option<AccessLogSettings> {
 
 fn spans(s: &mut Source) -> Option<SpanSettings> {
     let what = "an address such as http://127.0.0.1:4318: a collector nearby, without TLS and credentials";
-    let share = s.parsed("QUEEN_PROXY_OTLP_SHARE", "a number from 0 to 1", |text| {
-        text.parse().ok().filter(|share| (0.0..=1.0).contains(share))
-    });
+    let one_in = s.number("QUEEN_PROXY_OTLP_ONE_IN", 100, 1..=1_000_000);
     let endpoint = s.parsed("QUEEN_PROXY_OTLP_ENDPOINT", what, |text| {
         let url = url::Url::parse(text).ok()?;
         let plain = url.scheme() == "http" && url.has_host() && url.username().is_empty();
@@ -413,7 +411,7 @@ fn spans(s: &mut Source) -> Option<SpanSettings> {
     if !spans::BUILT_IN {
         s.refuse("QUEEN_PROXY_OTLP_ENDPOINT: this program was built without the feature opentelemetry");
     }
-    Some(SpanSettings { endpoint, share: share.unwrap_or(0.01) })
+    Some(SpanSettings { endpoint, one_in })
 }
 
 fn pxdb(s: &mut Source) -> Option<PxdbConfig> {

@@ -20,11 +20,11 @@ fn ids(trace: &str, span: &str) -> Vec<u8> {
     [vec![0x0a, 16], bytes(trace), vec![0x12, 8], bytes(span)].concat()
 }
 
-async fn world(collector: u16, share: &str) -> World {
+async fn world(collector: u16, one_in: u32) -> World {
     World::builder()
         .recorder()
         .env("QUEEN_PROXY_OTLP_ENDPOINT", format!("http://127.0.0.1:{collector}"))
-        .env("QUEEN_PROXY_OTLP_SHARE", share)
+        .env("QUEEN_PROXY_OTLP_ONE_IN", one_in)
         .start()
         .await
 }
@@ -47,7 +47,7 @@ async fn spans(collector: &Recorder, until: impl Fn(&[u8]) -> bool) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_has_a_span_whose_child_the_cell_makes() {
     let collector = Recorder::start().await;
-    let mut world = world(collector.port, "1").await;
+    let mut world = world(collector.port, 1).await;
     let tenant = world.tenant("acme").await;
     let secret_name = "a-name-of-theirs";
     let headers = format!("{}traceparent: 00-{TRACE}-b7ad6b7169203331-00\r\n", tenant.headers());
@@ -95,7 +95,7 @@ async fn a_request_has_a_span_whose_child_the_cell_makes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_operator_draws_and_not_the_client() {
     let collector = Recorder::start().await;
-    let world = world(collector.port, "0").await;
+    let world = world(collector.port, 1_000_000).await;
     let tenant = world.tenant("acme").await;
     let parent = format!("00-{TRACE}-b7ad6b7169203331-01");
     let headers = format!("{}traceparent: {parent}\r\n", tenant.headers());
@@ -110,7 +110,7 @@ async fn the_operator_draws_and_not_the_client() {
 async fn a_collector_that_hangs_holds_up_neither_requests_nor_the_end() {
     let collector = Recorder::start().await;
     collector.reply(Reply::Never);
-    let mut world = world(collector.port, "1").await;
+    let mut world = world(collector.port, 1).await;
     let tenant = world.tenant("acme").await;
     for _ in 0..50 {
         assert_eq!(world.ask("GET /api/v1/kv/ns/k", &tenant.headers(), "").await.status, 200);

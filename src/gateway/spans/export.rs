@@ -38,7 +38,7 @@ const END: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug)]
 pub struct Spans {
     tracer: SdkTracer,
-    share: f64,
+    one_in: u32,
 }
 
 /// Of a request that is under way.
@@ -75,12 +75,12 @@ impl Spans {
             .with_resource(resource.build())
             .build();
         let tracer = provider.tracer("queen-proxy");
-        Ok((Self { tracer, share: settings.share }, Flush(provider)))
+        Ok((Self { tracer, one_in: settings.one_in.max(1) }, Flush(provider)))
     }
 
     /// The span of a request that begins, if it is to have one.
     pub fn begin(&self, id: RequestId, headers: &HeaderMap) -> Option<Box<Begun>> {
-        if f64::from(id.random()) >= self.share * 2_f64.powi(32) {
+        if !id.random().is_multiple_of(self.one_in) {
             return None;
         }
         let parent = headers.get(TRACEPARENT).and_then(|value| Traceparent::parse(value.as_bytes()));

@@ -20,13 +20,13 @@ pub use absent::{Begun, Flush, Spans};
 /// Whether this program can export spans.
 pub const BUILT_IN: bool = cfg!(feature = "opentelemetry");
 
-/// Where spans go, and of how many requests there are some.
-#[derive(Clone, PartialEq, Debug)]
+/// Where spans go, and of which requests there are some.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SpanSettings {
     /// The collector's address, without the path: `http://host:4318`.
     pub endpoint: String,
-    /// The share of requests, 0 to 1.
-    pub share: f64,
+    /// Of all requests, one in so many.
+    pub one_in: u32,
 }
 
 /// The export cannot begin.
