@@ -35,6 +35,7 @@ mod outages;
 mod published_clients;
 mod real_brokers;
 mod reconciling;
+mod reloading;
 mod sessions;
 mod shared_limits;
 mod sign_in_attacks;

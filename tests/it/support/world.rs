@@ -9,7 +9,7 @@ use queen_proxy::{
 };
 use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, Weak},
     time::Duration,
 };
@@ -116,6 +116,7 @@ impl Tenant {
 #[allow(clippy::struct_excessive_bools)] // each is one yes or no of its own
 pub struct WorldBuilder {
     proxies: usize,
+    arguments: Vec<String>,
     environment: Vec<(String, String)>,
     cell_environment: Vec<(String, String)>,
     own_control_postgres: bool,
@@ -143,6 +144,12 @@ impl WorldBuilder {
     /// Number of proxies on the one control plane.
     pub fn proxies(mut self, proxies: usize) -> Self {
         self.proxies = proxies;
+        self
+    }
+
+    /// The proxies' configuration file.
+    pub fn config_file(mut self, path: &Path) -> Self {
+        self.arguments.extend(["--config".to_owned(), path.to_str().unwrap().to_owned()]);
         self
     }
 
@@ -237,6 +244,7 @@ impl WorldBuilder {
             cell_relay,
             cell_environment,
             proxies: Vec::new(),
+            arguments: self.arguments,
             environment: self.environment,
             admin: self.admin,
             proxies_migrate: self.proxies_migrate,
@@ -289,6 +297,7 @@ pub struct World {
     pub proxies: Vec<(u16, Process)>,
     /// The admin listener's port, or 0.
     pub admin: u16,
+    arguments: Vec<String>,
     environment: Vec<(String, String)>,
     cell_environment: Vec<(String, String)>,
     proxies_migrate: bool,
@@ -305,6 +314,7 @@ impl World {
     pub fn builder() -> WorldBuilder {
         WorldBuilder {
             proxies: 1,
+            arguments: vec!["serve".to_owned()],
             environment: Vec::new(),
             cell_environment: Vec::new(),
             own_control_postgres: false,
@@ -402,18 +412,26 @@ impl World {
 
     /// Starts another proxy, under the proxy's role, without waiting for it; returns its index.
     pub fn add_proxy(&mut self) -> usize {
-        self.add_proxy_by(PROXY, &["serve"])
+        let port = free_port();
+        let process = self.start_proxy(port);
+        self.proxies.push((port, process));
+        self.proxies.len() - 1
     }
 
     /// The same by a program that becomes the proxy.
     pub fn add_proxy_by(&mut self, program: &str, arguments: &[&str]) -> usize {
         let port = free_port();
-        let process = self.start_proxy(port, program, arguments);
+        let process = self.start_proxy_by(port, program, arguments);
         self.proxies.push((port, process));
         self.proxies.len() - 1
     }
 
-    fn start_proxy(&self, port: u16, program: &str, arguments: &[&str]) -> Process {
+    fn start_proxy(&self, port: u16) -> Process {
+        let arguments: Vec<&str> = self.arguments.iter().map(String::as_str).collect();
+        self.start_proxy_by(port, PROXY, &arguments)
+    }
+
+    fn start_proxy_by(&self, port: u16, program: &str, arguments: &[&str]) -> Process {
         let mut environment = self.proxy_environment(port);
         if !self.proxies_migrate {
             environment.push(("PXDB_USER".to_owned(), PROXY_ROLE.to_owned()));
@@ -434,7 +452,7 @@ impl World {
             old.signal(Signal::SIGKILL);
             old.wait(Duration::from_secs(20)).expect("a killed process ends");
         }
-        self.proxies[index].1 = self.start_proxy(port, PROXY, &["serve"]);
+        self.proxies[index].1 = self.start_proxy(port);
     }
 
     /// Tells a proxy to end, and waits until it has.
