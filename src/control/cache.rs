@@ -7,14 +7,13 @@
 //! - An answer that was asked for before an invalidation is thrown away and asked for again.
 //! - One load at a time per key, in a task of its own: a request that goes away cancels nothing.
 
-use super::versions::Versions;
+use super::{few::Few, versions::Versions};
 use crate::{
     config::proxy::CacheConfig,
     domain::{ids::ClusterId, lookup::Lookup},
 };
 use dashmap::{DashMap, mapref::entry::Entry};
 use std::{
-    collections::HashSet,
     future::Future,
     hash::Hash,
     pin::Pin,
@@ -115,7 +114,7 @@ struct Inner<K, V> {
     load: Box<dyn Fn(K) -> Loading<V> + Send + Sync>,
     runtime: Handle,
     present: DashMap<K, Present<V>>,
-    by_cluster: DashMap<ClusterId, HashSet<K>>,
+    by_cluster: DashMap<ClusterId, Few<K>>,
     absent: DashMap<K, Instant>,
     flights: DashMap<K, watch::Receiver<Option<Lookup<V>>>>,
     versions: Versions,
@@ -209,7 +208,7 @@ impl<K: Key, V: Cached> Cache<K, V> {
     /// outage that begins now finds it known.
     pub fn invalidate(&self, cluster: ClusterId) {
         self.0.versions.invalidate(cluster);
-        let dropped = self.0.by_cluster.remove(&cluster).map(|(_, keys)| keys).unwrap_or_default();
+        let dropped = self.0.by_cluster.remove(&cluster).map(|(_, mut keys)| keys.take()).unwrap_or_default();
         for key in &dropped {
             self.0.present.remove_if(key, |_, entry| entry.value.cluster() == cluster);
         }

@@ -3,7 +3,15 @@
 use super::{Cache, Cached, Loaded};
 use crate::{
     config::proxy::CacheConfig,
-    domain::{ids::ClusterId, lookup::Lookup},
+    control::{KeyDigest, snapshot::ClusterRow},
+    domain::{
+        cluster::{ApiKey, Cluster},
+        ids::{BrokerTenant, ClusterId, KeyId},
+        lookup::Lookup,
+        scopes::Scopes,
+        secret::Secret,
+        slug::Slug,
+    },
 };
 use std::{
     sync::{
@@ -369,4 +377,57 @@ async fn a_queue_of_strangers_is_bounded_and_nobody_known_waits_in_it() {
         turned_away += usize::from(stranger.await.unwrap());
     }
     assert!(turned_away >= 1_000, "{turned_away} were told at once");
+}
+
+/// What one cluster and its key take, of what they were asked for from the allocator.
+#[test]
+fn a_cached_cluster_and_its_key_take_little() {
+    const CLUSTERS: u128 = 10_000;
+    let config = CacheConfig {
+        ttl: Duration::from_secs(600),
+        negative_ttl: Duration::from_secs(5),
+        stale_grace: Duration::from_secs(600),
+        refresh_wait: Duration::from_millis(250),
+        max_entries: 100_000,
+        max_negatives: 10,
+    };
+    // All on this thread, whose allocations are counted.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let mut caches = None;
+    let grown = allocation_counter::measure(|| {
+        let limit = Duration::from_secs(5);
+        let clusters: Cache<Slug, Cluster> =
+            Cache::new("clusters", config, limit, 8, runtime.handle().clone(), |slug: Slug| {
+                Box::pin(async move {
+                    let secret = Some(Secret::new("a-secret-of-the-usual-length-0123456789abcdef"));
+                    let url = "http://10.20.30.40:6632".to_owned();
+                    let number = slug.as_str().trim_start_matches("tenant-").parse().unwrap();
+                    let id = Uuid::from_u128(number);
+                    let row = ClusterRow::synthetic(url, secret, BrokerTenant(id)).unwrap();
+                    let cluster = row.into_cluster().await.unwrap();
+                    Loaded::Found(Cluster { slug, id: ClusterId(id), ..cluster })
+                })
+            });
+        let keys: Cache<KeyDigest, ApiKey> =
+            Cache::new("keys", config, limit, 8, runtime.handle().clone(), |digest: KeyDigest| {
+                Box::pin(async move {
+                    let id = Uuid::from_slice(&digest[..16]).unwrap();
+                    Loaded::Found(ApiKey { id: KeyId(id), cluster: ClusterId(id), scopes: Scopes::default() })
+                })
+            });
+        runtime.block_on(async {
+            for number in 0..CLUSTERS {
+                let slug = Slug::parse(&format!("tenant-{number}")).unwrap();
+                assert!(matches!(clusters.get(slug).await, Lookup::Found(_)));
+                let mut digest = [0; 32];
+                digest[..16].copy_from_slice(&number.to_be_bytes());
+                assert!(matches!(keys.get(digest).await, Lookup::Found(_)));
+            }
+        });
+        caches = Some((clusters, keys));
+    });
+    let each = u128::try_from(grown.bytes_current).unwrap() / CLUSTERS;
+    println!("{each} bytes");
+    assert!(each < 1_536, "{each} bytes");
+    drop(caches);
 }

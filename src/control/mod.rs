@@ -2,6 +2,7 @@
 
 pub mod cache;
 mod deny_list;
+mod few;
 pub mod listener;
 pub mod migrate;
 mod pins;
