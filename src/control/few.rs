@@ -11,7 +11,7 @@ pub(super) enum Few<K> {
     /// The usual case.
     One(K),
     /// Two or more, or what is left of them.
-    More(Box<HashSet<K>>),
+    More(HashSet<K>),
 }
 
 impl<K: Copy + Eq + Hash> Few<K> {
@@ -20,7 +20,7 @@ impl<K: Copy + Eq + Hash> Few<K> {
         match self {
             Self::None => *self = Self::One(key),
             Self::One(one) if *one == key => {}
-            Self::One(one) => *self = Self::More(Box::new(HashSet::from([*one, key]))),
+            Self::One(one) => *self = Self::More(HashSet::from([*one, key])),
             Self::More(keys) => {
                 keys.insert(key);
             }
