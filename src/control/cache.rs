@@ -208,7 +208,7 @@ impl<K: Key, V: Cached> Cache<K, V> {
     /// outage that begins now finds it known.
     pub fn invalidate(&self, cluster: ClusterId) {
         self.0.versions.invalidate(cluster);
-        let dropped = self.0.by_cluster.remove(&cluster).map(|(_, mut keys)| keys.take()).unwrap_or_default();
+        let dropped = self.0.by_cluster.remove(&cluster).map(|(_, keys)| keys.into_vec()).unwrap_or_default();
         for key in &dropped {
             self.0.present.remove_if(key, |_, entry| entry.value.cluster() == cluster);
         }

@@ -73,7 +73,9 @@ struct Held {
 struct Job {
     password: String,
     hash: Option<String>,
-    verdict: oneshot::Sender<Result<bool, Busy>>,
+    /// With what was held, so that the asker gives it back: a thread of the idle class may be held up with a lock that
+    /// those who serve tenants wait for.
+    verdict: oneshot::Sender<(Result<bool, Busy>, Held)>,
     held: Held,
 }
 
@@ -152,7 +154,7 @@ impl Turn {
         jobs.send(Job { password, hash, verdict, held }).map_err(|_| Busy)?;
         drop(jobs);
         // No answer: the thread has died of this job.
-        answer.await.unwrap_or(Ok(false))
+        answer.await.map_or(Ok(false), |(verdict, _held)| verdict)
     }
 }
 
@@ -168,7 +170,7 @@ fn work(jobs: &Mutex<mpsc::Receiver<Job>>) {
         if !job.verdict.is_closed() {
             let late = job.held.since.elapsed() > MAX_WAIT;
             let verdict = if late { Err(Busy) } else { Ok(check(&job.password, job.hash.as_deref())) };
-            let _ = job.verdict.send(verdict);
+            let _ = job.verdict.send((verdict, job.held));
         }
     }
 }
@@ -252,16 +254,16 @@ mod tests {
             assert_eq!(work(done), 1 << COST, "{done:?}");
         }
         assert_eq!(work(Some(12)), 1 << 12);
-        let quickest = |hash: Option<&str>| {
-            let time = || {
-                let began = Instant::now();
-                assert!(!check("wrong", hash));
-                began.elapsed()
-            };
-            (0..3).map(|_| time()).min().unwrap()
+        let time = |hash: Option<&str>| {
+            let began = Instant::now();
+            assert!(!check("wrong", hash));
+            began.elapsed()
         };
+        // In turn, so that what else the machine does is the same for both.
+        let pairs: Vec<_> = (0..5).map(|_| (time(Some(BY_PGCRYPTO)), time(None))).collect();
+        let (cheap, nobody) = (pairs.iter().map(|pair| pair.0).min(), pairs.iter().map(|pair| pair.1).min());
         // By a wide margin: at cost 4 alone it would be a 64th.
-        assert!(quickest(Some(BY_PGCRYPTO)) > quickest(None) / 2);
+        assert!(cheap.unwrap() > nobody.unwrap() / 2);
     }
 
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);

@@ -33,7 +33,8 @@ const TIMES: usize = 64;
 
 const BASE_64: GeneralPurpose = GeneralPurpose::new(&BCRYPT, NO_PAD);
 
-/// A bcrypt hash as it is kept, of any of the versions that differ in the prefix only.
+/// A bcrypt hash as it is kept. Versions 2a, 2b and 2y differ in the prefix only; what 2x did to letters beyond ASCII is
+/// not done, so such a password does not match.
 pub(super) struct Hash {
     pub(super) cost: u32,
     salt: [u8; 16],
@@ -100,9 +101,7 @@ mod tests {
             cost in 4_u32..7,
             version in prop_oneof![Just("2a"), Just("2b"), Just("2y")],
         ) {
-            let key = &password.as_bytes()[..password.len().min(72)];
-            // The library refuses what it would cut off.
-            let hash = bcrypt::hash_with_result(key, cost).unwrap().to_string();
+            let hash = bcrypt::hash_with_result(&password, cost).unwrap().to_string();
             let hash = hash.replace("$2b$", &format!("${version}$"));
             let parsed = Hash::parse(&hash).unwrap();
             prop_assert_eq!(parsed.cost, cost);
