@@ -405,8 +405,8 @@ fn spans(s: &mut Source) -> Option<SpanSettings> {
     let one_in = s.number("QUEEN_PROXY_OTLP_ONE_IN", 100, 1..=1_000_000);
     let endpoint = s.parsed("QUEEN_PROXY_OTLP_ENDPOINT", what, |text| {
         let url = url::Url::parse(text).ok()?;
-        let plain = url.scheme() == "http" && url.has_host() && url.username().is_empty();
-        (plain && url.password().is_none() && url.query().is_none()).then(|| text.to_owned())
+        let plain = url.scheme() == "http" && url.username().is_empty() && url.password().is_none();
+        (plain && url.query().is_none() && url.fragment().is_none()).then(|| url.to_string())
     })?;
     if !spans::BUILT_IN {
         s.refuse("QUEEN_PROXY_OTLP_ENDPOINT: this program was built without the feature opentelemetry");

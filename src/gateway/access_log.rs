@@ -11,12 +11,14 @@
 //! | `cluster` | the slug |
 //! | `principal` | `key <id>` or `user <id>`; ids are no secrets |
 //! | `client` | the client's address; behind proxies that are trusted, what they say |
-//! | `method`, `class` | the method, and the kind of route; never the path, which may hold a tenant's names |
+//! | `method`, `class` | the method (`_OTHER`: none that HTTP defines), and the kind of route; never the path, which may hold a tenant's names |
 //! | `status`, `code` | what was answered (0: the client was gone), and the refusal's code or `ok` |
 //! | `duration_ms`, `cell_ms` | from the parsed head to the end of the answer, and the cell's share |
 //! | `bytes_in`, `bytes_out`, `messages` | what metering counted |
 
+use super::trace_context::TraceId;
 use crate::domain::{cluster::Principal, ids::RequestId, slug::Slug};
+use http::Method;
 use serde::Serialize;
 use std::{
     fs::{File, OpenOptions},
@@ -82,9 +84,8 @@ pub struct Line {
     /// The client's address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client: Option<IpAddr>,
-    /// The method.
-    #[serde(serialize_with = "text")]
-    pub method: http::Method,
+    /// The method, see [`method_word`].
+    pub method: &'static str,
     /// The kind of route.
     pub class: &'static str,
     /// 0 when there was none.
@@ -105,69 +106,19 @@ pub struct Line {
     pub messages: u64,
 }
 
-/// The id of a trace.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TraceId([u8; 16]);
-
-impl TraceId {
-    /// From its bytes.
-    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
-        Self(bytes)
-    }
-}
-
-/// A `traceparent` (W3C Trace Context).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Traceparent {
-    trace_id: [u8; 16],
-    span_id: [u8; 8],
-}
-
-impl Traceparent {
-    /// Which trace.
-    pub const fn trace_id(self) -> [u8; 16] {
-        self.trace_id
-    }
-
-    /// The span that the request comes from.
-    pub const fn span_id(self) -> [u8; 8] {
-        self.span_id
-    }
-
-    /// From the header's value; none when it is not of the form that version 00 has.
-    pub fn parse(traceparent: &[u8]) -> Option<Self> {
-        let hex = |part: &[u8]| part.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        let mut parts = traceparent.split(|byte| *byte == b'-');
-        let (version, trace, parent, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-        let later = version != b"00";
-        let whole = version.len() == 2
-            && version != b"ff"
-            && parent.len() == 16
-            && flags.len() == 2
-            && (later || parts.next().is_none())
-            && [version, trace, parent, flags].into_iter().all(hex)
-            && parent.iter().any(|byte| *byte != b'0')
-            && trace.iter().any(|byte| *byte != b'0');
-        if !whole {
-            return None;
-        }
-        Some(Self { trace_id: bytes(trace)?, span_id: bytes(parent)? })
-    }
-}
-
-/// What these hexadecimal digits stand for.
-fn bytes<const N: usize>(hex: &[u8]) -> Option<[u8; N]> {
-    let digits = std::str::from_utf8(hex).ok().filter(|digits| digits.len() == 2 * N)?;
-    let mut bytes = [0; N];
-    for (at, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).ok()?;
-    }
-    Some(bytes)
-}
-
-impl Serialize for TraceId {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&format_args!("{:032x}", u128::from_be_bytes(self.0)))
+/// A method's name. A client may call one whatever it likes, at any length: of those that HTTP does not define there is one word.
+pub fn method_word(method: &Method) -> &'static str {
+    match *method {
+        Method::CONNECT => "CONNECT",
+        Method::DELETE => "DELETE",
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        Method::OPTIONS => "OPTIONS",
+        Method::PATCH => "PATCH",
+        Method::POST => "POST",
+        Method::PUT => "PUT",
+        Method::TRACE => "TRACE",
+        _ => "_OTHER",
     }
 }
 
@@ -356,7 +307,7 @@ fn rfc3339<S: serde::Serializer>(value: &SystemTime, serializer: S) -> Result<S:
 
 #[cfg(test)]
 mod tests {
-    use super::{AccessLog, AccessLogSettings, Line, Place, TraceId, Traceparent};
+    use super::{AccessLog, AccessLogSettings, Line, Place, method_word};
     use crate::domain::{ids::RequestId, slug::Slug};
     use std::time::{Duration, Instant, SystemTime};
 
@@ -368,7 +319,7 @@ mod tests {
             cluster: Slug::parse("acme"),
             principal: None,
             client: Some([192, 0, 2, 7].into()),
-            method: http::Method::POST,
+            method: "POST",
             class: "produce",
             status,
             code: "ok",
@@ -381,26 +332,12 @@ mod tests {
     }
 
     #[test]
-    fn trace_ids() {
-        let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-        let parent = Traceparent::parse(good.as_bytes()).unwrap();
-        let id = TraceId::from_bytes(parent.trace_id());
-        assert_eq!(serde_json::to_string(&id).unwrap(), "\"0af7651916cd43dd8448eb211c80319c\"");
-        assert_eq!(parent.span_id(), [0xb7, 0xad, 0x6b, 0x71, 0x69, 0x20, 0x33, 0x31]);
-        let later = "cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more";
-        assert!(Traceparent::parse(later.as_bytes()).is_some());
-        for bad in [
-            "",
-            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331",
-            "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
-            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
-            "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
-            "00-0af7651916cd43dd8448eb211c80319-b7ad6b7169203331-01",
-            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more",
-            "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
-            "00-0af7651916cd43dd8448eb211c8031\"c-b7ad6b7169203331-01",
-        ] {
-            assert_eq!(Traceparent::parse(bad.as_bytes()), None, "{bad}");
+    fn methods_that_http_does_not_define_have_one_word() {
+        for name in ["CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"] {
+            assert_eq!(method_word(&name.parse().unwrap()), name);
+        }
+        for name in ["get", "PROPFIND", &"A-METHOD-OF-THEIRS".repeat(1_000)] {
+            assert_eq!(method_word(&name.parse().unwrap()), "_OTHER", "{name}");
         }
     }
 

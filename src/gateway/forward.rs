@@ -1,6 +1,6 @@
 //! What goes to the cell: the peer, the time it has, and the headers (D11, proxy contract §11–§12).
 
-use super::head::Target;
+use super::{head::Target, spans::Begun};
 use crate::{
     config::proxy::Timeouts,
     domain::{
@@ -69,8 +69,6 @@ const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host")
 pub(super) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 /// The id of the request, in all directions.
 pub(super) const X_QUEEN_REQUEST_ID: HeaderName = HeaderName::from_static("x-queen-request-id");
-/// W3C Trace Context.
-pub(super) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const X_QUEEN_TENANT: HeaderName = HeaderName::from_static("x-queen-tenant");
 
 /// What the proxy knows of the client's side of the request.
@@ -131,8 +129,8 @@ pub(super) struct ToCell<'r> {
     pub uncompressed: bool,
     /// The length of a body that is here as a whole, which the client may have sent in chunks.
     pub whole: Option<usize>,
-    /// In the place of the client's, of a request with a span.
-    pub traceparent: Option<HeaderValue>,
+    /// Of a request with one: the parent of the cell's.
+    pub span: Option<&'r Begun>,
 }
 
 /// Rewrites the head: what the client may not say is removed, then ours is set. The names of the result are in lower
@@ -182,8 +180,8 @@ fn rewrite_headers(headers: &mut HeaderMap, to: &ToCell<'_>) -> Option<()> {
     if let Some(value) = forwarded_host {
         headers.insert(X_FORWARDED_HOST, value);
     }
-    if let Some(value) = &to.traceparent {
-        headers.insert(TRACEPARENT, value.clone());
+    if let Some(span) = to.span {
+        span.tell(headers);
     }
     if to.uncompressed {
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));

@@ -19,6 +19,7 @@ pub mod refusal;
 pub mod server;
 mod severing;
 pub mod spans;
+pub mod trace_context;
 pub mod traffic;
 
 use crate::{
@@ -31,7 +32,7 @@ use crate::{
     portal::{Portal, Route},
     telemetry::metrics::{Finished, Metrics},
 };
-use access_log::{AccessLog, Line, TraceId, Traceparent};
+use access_log::{AccessLog, Line, method_word};
 use async_trait::async_trait;
 use body::{Collector, Inspection, Subject};
 use bytes::Bytes;
@@ -62,6 +63,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
+use trace_context::Traceparent;
 use traffic::{Clusters, Outcome};
 
 /// How often a peer is tried: nothing was sent when a connect fails, so once more is safe.
@@ -268,7 +270,7 @@ impl ProxyHttp for Gateway {
             tenant_header: self.tenant_header,
             uncompressed: forward.metered.is_read(),
             whole: ctx.whole.as_ref().map(|(whole, _)| whole.len()),
-            traceparent: ctx.span.as_ref().and_then(|span| span.traceparent()),
+            span: ctx.span.as_deref(),
         };
         let rewritten = forward::rewrite(upstream, &to);
         rewritten.ok_or_else(|| refused(ctx, Refusal::Internal))
@@ -584,17 +586,14 @@ fn line(session: &Session, ctx: &Context, finished: Finished, counts: Counts) ->
     let peer = session.client_addr().and_then(|address| address.as_inet()).copied();
     let client =
         ClientSide { id: ctx.id, peer, host: None, https: false, trusted: &ctx.settings.trusted_proxies };
-    let traceparent = head.headers.get(forward::TRACEPARENT);
     Line {
         time: SystemTime::now(),
         request_id: ctx.id,
-        trace_id: traceparent
-            .and_then(|value| Traceparent::parse(value.as_bytes()))
-            .map(|parent| TraceId::from_bytes(parent.trace_id())),
+        trace_id: Traceparent::of(&head.headers).map(|parent| parent.trace_id),
         cluster: ctx.forward.as_ref().map(|forward| forward.cluster.slug),
         principal: ctx.forward.as_ref().map(|forward| forward.principal.clone()),
         client: client.address(&head.headers),
-        method: head.method.clone(),
+        method: method_word(&head.method),
         class: finished.class,
         status: finished.status,
         code: finished.code,

@@ -158,6 +158,20 @@ fn numbers_that_are_none_are_refused() {
 }
 
 #[test]
+fn spans_go_nowhere_from_a_program_that_cannot_send_them() {
+    let collector = [("QUEEN_PROXY_OTLP_ENDPOINT", "http://127.0.0.1:4318")];
+    if cfg!(feature = "opentelemetry") {
+        loads(&PROXY, &collector);
+        return;
+    }
+    let errors = PROXY.load(&collector, None).unwrap_err();
+    assert_eq!(
+        errors,
+        ["QUEEN_PROXY_OTLP_ENDPOINT: this program was built without the feature opentelemetry"]
+    );
+}
+
+#[test]
 fn other_values_are_checked_too() {
     let good = [
         ("QUEEN_PROXY_BIND_ADDR", "::1"),
@@ -194,6 +208,11 @@ fn other_values_are_checked_too() {
         ("QUEEN_PROXY_LIMITS", "redis://user:pa55@store:99999"),
         ("QUEEN_PROXY_LIMITS", "http://user:pa55@store"),
         ("QUEEN_PROXY_LIMITS_PREFIX", ""),
+        ("QUEEN_PROXY_OTLP_ENDPOINT", "collector:4318"),
+        ("QUEEN_PROXY_OTLP_ENDPOINT", "https://collector:4318"),
+        ("QUEEN_PROXY_OTLP_ENDPOINT", "http://user:pa55@collector:4318"),
+        ("QUEEN_PROXY_OTLP_ENDPOINT", "http://collector:4318?x"),
+        ("QUEEN_PROXY_OTLP_ENDPOINT", "http://collector:4318/#x"),
         ("PXDB_SSL_ROOT_CERT", "/etc/ssl/root.pem"),
         ("PXDB_SSL_ROOT_CERT", "-----BEGIN CERTIFICATE-----\n!!!\n-----END CERTIFICATE-----\n"),
         ("PXDB_SSL_ROOT_CERT", "-----BEGIN CERTIFICATE-----\nAAAA\n"),

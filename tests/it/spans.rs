@@ -57,6 +57,11 @@ async fn a_request_has_a_span_whose_child_the_cell_makes() {
     assert_eq!(world.ask("GET /api/v1/kv/ns/k", &tenant.headers(), "").await.status, 200);
     let stranger = tenant.headers().replace(&tenant.key, "qk_live_nobody");
     assert_eq!(world.ask("GET /api/v1/kv/ns/k", &stranger, "").await.status, 401);
+    // What HTTP does not define names no span, however long it is; and another trace's state stays out.
+    let odd = "A-METHOD-OF-THEIRS".repeat(100);
+    let stated = format!("{}tracestate: theirs=1\r\n", tenant.headers());
+    assert_eq!(world.ask(&format!("{odd} /api/v1/kv/ns/k"), &stated, "").await.status, 404);
+    assert_eq!(world.ask("GET /api/v1/kv/ns/k", &stated, "").await.status, 200);
     world.recorder().reply(Reply::Close);
     assert_eq!(world.ask("GET /api/v1/kv/ns/k", &tenant.headers(), "").await.status, 502);
 
@@ -67,6 +72,7 @@ async fn a_request_has_a_span_whose_child_the_cell_makes() {
     assert_eq!(split[0][3], "01");
     assert_ne!(split[0][2], "b7ad6b7169203331");
     assert_ne!(split[1][1], TRACE);
+    assert!(seen.iter().all(|request| request.all("tracestate").is_empty()));
 
     let sent = spans(&collector, |sent| has(sent, b"unauthorized") && has(sent, b"bad_gateway")).await;
     for parent in &split {
@@ -75,10 +81,12 @@ async fn a_request_has_a_span_whose_child_the_cell_makes() {
     // The client's own span is the parent of the first one.
     assert!(has(&sent, &[vec![0x22, 8], bytes("b7ad6b7169203331")].concat()));
     let id = answer.header("x-queen-request-id").unwrap();
-    for text in ["GET kv", "queen-proxy", "acme-prod", "queen.cluster", "http.response.status_code", id] {
+    for text in
+        ["GET kv", "_OTHER", "queen-proxy", "acme-prod", "queen.cluster", "http.response.status_code", id]
+    {
         assert!(has(&sent, text.as_bytes()), "{text}");
     }
-    for text in [secret_name, "qk_", "Bearer", &world.cell_secret] {
+    for text in [secret_name, "A-METHOD-OF-THEIRS", "qk_", "Bearer", &world.cell_secret] {
         assert!(!has(&sent, text.as_bytes()), "{text}");
     }
 
@@ -95,7 +103,7 @@ async fn a_request_has_a_span_whose_child_the_cell_makes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_operator_draws_and_not_the_client() {
     let collector = Recorder::start().await;
-    let world = world(collector.port, 1_000_000).await;
+    let mut world = world(collector.port, 1_000_000).await;
     let tenant = world.tenant("acme").await;
     let parent = format!("00-{TRACE}-b7ad6b7169203331-01");
     let headers = format!("{}traceparent: {parent}\r\n", tenant.headers());
@@ -103,6 +111,8 @@ async fn the_operator_draws_and_not_the_client() {
         assert_eq!(world.ask("GET /api/v1/kv/ns/k", &headers, "").await.status, 200);
     }
     assert!(world.recorder().take().iter().all(|request| request.all("traceparent") == [&parent]));
+    // Whatever waits to be sent is sent at the end.
+    world.stop_proxy(0);
     assert_eq!(collector.count(), 0);
 }
 

@@ -4,11 +4,11 @@ use super::{SpanError, SpanSettings};
 use crate::{
     domain::ids::RequestId,
     gateway::{
-        access_log::{Line, TraceId, Traceparent},
-        forward::TRACEPARENT,
+        access_log::Line,
+        trace_context::{TRACEPARENT, TraceId, Traceparent},
     },
 };
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::{
     Context, KeyValue, SpanId, TraceFlags, TraceId as Id,
     trace::{
@@ -16,13 +16,15 @@ use opentelemetry::{
         TracerProvider as _,
     },
 };
-use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig as _};
+use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _};
 use opentelemetry_sdk::{
     Resource,
     trace::{BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracer, SdkTracerProvider, Span},
 };
 use std::time::Duration;
 
+/// What vendors add to a `traceparent`.
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 /// Spans that may wait for their batch; about a KiB each.
 const QUEUE: usize = 4_096;
 /// Most spans of a batch.
@@ -43,7 +45,11 @@ pub struct Spans {
 
 /// Of a request that is under way.
 #[derive(Debug)]
-pub struct Begun(Span);
+pub struct Begun {
+    span: Span,
+    /// The trace is the client's.
+    continues: bool,
+}
 
 /// Ends the export; see [`Flush::finish`].
 #[derive(Debug)]
@@ -53,8 +59,16 @@ impl Spans {
     /// Starts the thread that exports. Must not be called from inside a runtime. A collector that is not there yet is no
     /// error.
     pub fn start(settings: &SpanSettings) -> Result<(Self, Flush), SpanError> {
+        // Straight to where the operator said, whatever the environment or an answer names.
+        let client = reqwest::blocking::Client::builder()
+            .timeout(TIMEOUT)
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .build()
+            .map_err(|error| SpanError(error.to_string()))?;
         let exporter = SpanExporter::builder()
             .with_http()
+            .with_http_client(client)
             .with_endpoint(format!("{}/v1/traces", settings.endpoint.trim_end_matches('/')))
             .with_protocol(Protocol::HttpBinary)
             .with_timeout(TIMEOUT)
@@ -83,35 +97,44 @@ impl Spans {
         if !id.random().is_multiple_of(self.one_in) {
             return None;
         }
-        let parent = headers.get(TRACEPARENT).and_then(|value| Traceparent::parse(value.as_bytes()));
+        let parent = Traceparent::of(headers);
         let context = parent.map_or_else(Context::new, |parent| {
-            let (trace, span) = (Id::from_bytes(parent.trace_id()), SpanId::from_bytes(parent.span_id()));
+            let trace = Id::from_bytes(parent.trace_id.0.to_be_bytes());
+            let span = SpanId::from_bytes(parent.span_id.to_be_bytes());
             let remote = SpanContext::new(trace, span, TraceFlags::SAMPLED, true, TraceState::default());
             Context::new().with_remote_span_context(remote)
         });
         let builder = SpanBuilder::from_name("request").with_kind(SpanKind::Server);
-        Some(Box::new(Begun(self.tracer.build_with_context(builder, &context))))
+        let span = self.tracer.build_with_context(builder, &context);
+        Some(Box::new(Begun { span, continues: parent.is_some() }))
     }
 }
 
 impl Begun {
-    /// What the cell gets: ours is the parent of its spans.
-    pub fn traceparent(&self) -> Option<HeaderValue> {
-        let context = self.0.span_context();
-        HeaderValue::try_from(format!("00-{}-{}-01", context.trace_id(), context.span_id())).ok()
+    /// Says in the head for the cell that this is the parent of its spans.
+    pub fn tell(&self, headers: &mut HeaderMap) {
+        let context = self.span.span_context();
+        let value = format!("00-{}-{}-01", context.trace_id(), context.span_id());
+        if let Ok(value) = HeaderValue::try_from(value) {
+            headers.insert(TRACEPARENT, value);
+        }
+        if !self.continues {
+            // Of a trace that is not this one.
+            headers.remove(TRACESTATE);
+        }
     }
 
     /// Which trace it belongs to.
     pub fn trace_id(&self) -> TraceId {
-        TraceId::from_bytes(self.0.span_context().trace_id().to_bytes())
+        TraceId(u128::from_be_bytes(self.span.span_context().trace_id().to_bytes()))
     }
 
     /// The request is over; the span says what its line in the access log would.
     pub fn end(mut self, line: &Line) {
-        self.0.update_name(format!("{} {}", line.method, line.class));
+        self.span.update_name(format!("{} {}", line.method, line.class));
         let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         let mut attributes = vec![
-            KeyValue::new("http.request.method", line.method.to_string()),
+            KeyValue::new("http.request.method", line.method),
             KeyValue::new("http.request.body.size", count(line.bytes_in)),
             KeyValue::new("http.response.body.size", count(line.bytes_out)),
             KeyValue::new("queen.route_class", line.class),
@@ -135,11 +158,11 @@ impl Begun {
         if let Some(cell) = line.cell {
             attributes.push(KeyValue::new("queen.cell_ms", cell.as_secs_f64() * 1e3));
         }
-        self.0.set_attributes(attributes);
+        self.span.set_attributes(attributes);
         if line.status >= 500 {
-            self.0.set_status(Status::error(line.code));
+            self.span.set_status(Status::error(line.code));
         }
-        self.0.end_with_timestamp(line.time);
+        self.span.end_with_timestamp(line.time);
     }
 }
 
